@@ -1,0 +1,110 @@
+// The extension module packedconv._core. Arguments are checked in Python; memory of
+// tensors is handed over by address, so that no version of torch is compiled in.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cpu/ceilings.h"
+#include "cpu/conv2d.h"
+#include "cpu/isa.h"
+#include "cuda/mapping_config.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Pair = std::array<std::int64_t, 2>;
+using Quad = std::array<std::int64_t, 4>;
+using Words = py::array_t<std::uint32_t, py::array::c_style>;
+
+packedconv_strides strides(const Quad& values) {
+  return {values[0], values[1], values[2], values[3]};
+}
+
+void conv2d(std::uintptr_t input, const Quad& input_shape, const Quad& input_strides,
+            const Words& words, const Words& offsets, const Pair& kernel, std::uintptr_t bias,
+            const Pair& stride, const Pair& padding, const Pair& dilation, std::int64_t groups,
+            bool relu, std::uintptr_t output, const Quad& output_shape, const Quad& output_strides,
+            int threads) {
+  packedconv_layer_shape shape;
+  shape.batch = input_shape[0];
+  shape.in_channels = input_shape[1];
+  shape.in_height = input_shape[2];
+  shape.in_width = input_shape[3];
+  shape.out_channels = output_shape[1];
+  shape.out_height = output_shape[2];
+  shape.out_width = output_shape[3];
+  shape.kernel_height = kernel[0];
+  shape.kernel_width = kernel[1];
+  shape.stride_height = stride[0];
+  shape.stride_width = stride[1];
+  shape.pad_top = padding[0];
+  shape.pad_left = padding[1];
+  shape.dilation_height = dilation[0];
+  shape.dilation_width = dilation[1];
+  shape.groups = groups;
+  const packedconv::PackedView weight = {words.data(), offsets.data(), offsets.shape(0)};
+
+  const py::gil_scoped_release release;
+  packedconv::conv2d(shape, reinterpret_cast<const float*>(input), strides(input_strides), weight,
+                     reinterpret_cast<const float*>(bias), relu, reinterpret_cast<float*>(output),
+                     strides(output_strides), threads);
+}
+
+std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (const packedconv::Isa* isa : packedconv::usable_isas()) names.push_back(isa->name);
+  return names;
+}
+
+py::dict build_info() {
+  py::dict info;
+  info["version"] = PACKEDCONV_VERSION;
+  info["compiler"] = PACKEDCONV_COMPILER;
+  info["flags"] = PACKEDCONV_FLAGS;
+  info["cplusplus"] = static_cast<long>(__cplusplus);
+  info["cuda"] = false;
+  return info;
+}
+
+py::dict mapping_config() {
+  const packedconv::MappingConfig& config = packedconv::kFigure3Mapping;
+  py::dict values;
+  values["col_per_warp"] = config.col_per_warp;
+  values["rows_per_thread"] = config.rows_per_thread;
+  values["warps_per_block"] = config.warps_per_block;
+  values["slices"] = config.slices;
+  py::list columns, channel_lanes;
+  for (int lane = 0; lane < packedconv::MappingConfig::kWarp; ++lane) {
+    columns.append(config.column(lane));
+    channel_lanes.append(config.channel_lane(lane));
+  }
+  values["column_of_lane"] = columns;
+  values["channel_lane_of_lane"] = channel_lanes;
+  return values;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "Compiled kernels of packedconv.";
+  module.def("conv2d", &conv2d, py::arg("input"), py::arg("input_shape"), py::arg("input_strides"),
+             py::arg("words"), py::arg("offsets"), py::arg("kernel"), py::arg("bias"),
+             py::arg("stride"), py::arg("padding"), py::arg("dilation"), py::arg("groups"),
+             py::arg("relu"), py::arg("output"), py::arg("output_shape"),
+             py::arg("output_strides"), py::arg("threads"));
+  module.def("fma_peak", &packedconv::fma_peak, py::arg("threads"), py::arg("seconds"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def("copy_bandwidth", &packedconv::copy_bandwidth, py::arg("threads"), py::arg("bytes"),
+             py::arg("repeats"), py::call_guard<py::gil_scoped_release>());
+  module.def("keep_freed_memory", &packedconv::keep_freed_memory);
+  module.def("isa", [] { return std::string(packedconv::selected_isa().name); });
+  module.def("isas", &isas);
+  module.def("build_info", &build_info);
+  module.def("mapping_config", &mapping_config);
+}

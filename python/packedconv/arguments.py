@@ -1,0 +1,95 @@
+"""Arguments of a convolution, checked and brought to one form (as torch's conv2d)."""
+
+import numbers
+import typing
+
+Pair = typing.Tuple[int, int]
+
+
+def pair(name: str, value: object, minimum: int) -> Pair:
+    """`value` as (vertical, horizontal): an int, or a sequence of one or two ints.
+
+    Raises TypeError for another type and ValueError for a value below `minimum`.
+    """
+    if is_integer(value):
+        values = (value, value)  # type: typing.Tuple
+    elif isinstance(value, (tuple, list)):
+        values = tuple(value) * (2 if len(value) == 1 else 1)
+    else:
+        values = ()
+    if len(values) != 2 or not all(is_integer(item) for item in values):
+        raise TypeError(f"{name}: expected an int or a pair of ints, got {value!r}")
+    if min(values) < minimum:
+        raise ValueError(f"{name}: expected at least {minimum}, got {value!r}")
+    return int(values[0]), int(values[1])
+
+
+def is_integer(value: object) -> bool:
+    """Whether `value` is an integer and not a bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def group_count(value: object, out_channels: int) -> int:
+    """`value` as the number of groups. Raises TypeError, and ValueError for no divisor of OC."""
+    if not is_integer(value):
+        raise TypeError(f"groups: expected an int, got {value!r}")
+    if value < 1 or out_channels % value:
+        raise ValueError(
+            f"groups: expected a divisor of the {out_channels} output channels, got {value}"
+        )
+    return int(value)
+
+
+def is_relu(activation: object) -> bool:
+    """Whether the activation is ReLU. Raises ValueError for what is neither None nor "relu"."""
+    if activation is not None and not (isinstance(activation, str) and activation == "relu"):
+        raise ValueError(f'activation: expected None or "relu", got {activation!r}')
+    return activation is not None
+
+
+def padding_pairs(
+    padding: object, kernel: Pair, stride: Pair, dilation: Pair
+) -> typing.Tuple[Pair, Pair]:
+    """Padding before (top, left) and after (bottom, right) the image.
+
+    "same" puts the odd pixel of an even kernel after the image, as torch does, and needs
+    stride 1; "valid" is none. Raises as `pair`, and ValueError for another word.
+    """
+    if isinstance(padding, str):
+        if padding == "valid":
+            return (0, 0), (0, 0)
+        if padding != "same":
+            raise ValueError(
+                f'padding: expected an int, a pair, "same" or "valid", got {padding!r}'
+            )
+        if stride != (1, 1):
+            raise ValueError(f'padding: "same" needs stride 1, got stride {stride}')
+        total = [d * (k - 1) for d, k in zip(dilation, kernel)]
+        before = (total[0] // 2, total[1] // 2)
+        return before, (total[0] - before[0], total[1] - before[1])
+    both = pair("padding", padding, 0)
+    return both, both
+
+
+def output_shape(
+    size: Pair, kernel: Pair, stride: Pair, before: Pair, after: Pair, dilation: Pair
+) -> Pair:
+    """(H_out, W_out), paper equation 2. Raises ValueError when the kernel does not fit."""
+    result = []
+    for axis in range(2):
+        padded = size[axis] + before[axis] + after[axis]
+        extent = dilation[axis] * (kernel[axis] - 1) + 1
+        if size[axis] < 1 or extent > padded:
+            raise ValueError(
+                "input: expected a padded {} of at least the kernel's {}, got {} (image {}, "
+                "padding {} + {})".format(
+                    ("height", "width")[axis],
+                    extent,
+                    padded,
+                    size[axis],
+                    before[axis],
+                    after[axis],
+                )
+            )
+        result.append((padded - extent) // stride[axis] + 1)
+    return result[0], result[1]
