@@ -1,0 +1,138 @@
+"""Configuration: what a run of the workflow measures, validated and resolved."""
+
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jsonschema
+import yaml
+
+from packedconv.layer import Layer
+
+DEFAULT_RUN = "paper"
+
+
+def load_yaml(path: pathlib.Path | str) -> Any:
+    """The content of a YAML file. Raises ValueError when it is not YAML."""
+    with open(path, encoding="utf-8") as file:
+        try:
+            return yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path}: expected YAML, got {error}") from error
+
+
+@functools.cache
+def _validator(schema_path: pathlib.Path) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(load_yaml(schema_path))
+
+
+def validate(value: Any, schema_path: pathlib.Path, source: str) -> None:
+    """Raise ValueError naming `source`, the key and the fault when `value` breaks the schema."""
+    errors = sorted(_validator(schema_path).iter_errors(value), key=lambda e: list(e.path))
+    if errors:
+        error = errors[0]
+        key = ".".join(str(part) for part in error.path) or "top level"
+        raise ValueError(f"{source}: {key}: {error.message}; see {schema_path}")
+
+
+def device_names(root: pathlib.Path) -> list[str]:
+    """Names of the device files."""
+    return sorted(path.stem for path in (root / "config" / "devices").glob("*.yaml"))
+
+
+def load_device(root: pathlib.Path, name: str) -> dict:
+    """The device file config/devices/<name>.yaml. Raises ValueError when unknown or wrong."""
+    if name not in device_names(root):
+        raise ValueError(
+            f"device: expected one of {', '.join(device_names(root))}, got {name!r}; "
+            f"add config/devices/{name}.yaml for another device"
+        )
+    path = root / "config" / "devices" / f"{name}.yaml"
+    device = load_yaml(path)
+    validate(device, root / "config" / "schema" / "device.schema.yaml", str(path))
+    validate_layers(root, device["layers"], str(path))
+    if device["name"] != name:
+        raise ValueError(f"{path}: name: expected {name!r}, as the file, got {device['name']!r}")
+    return device
+
+
+def validate_layers(root: pathlib.Path, layers: Any, source: str) -> None:
+    """Raise ValueError when `layers` breaks config/schema/layers.schema.yaml."""
+    validate(layers, root / "config" / "schema" / "layers.schema.yaml", f"{source}: layers")
+
+
+def resolve(config: dict, root: pathlib.Path) -> dict:
+    """The settings of a run: the merged configuration with its device file and layers.
+
+    Raises ValueError for an unknown key or device, a value outside the schema, or a run
+    that would need a name of its own.
+    """
+    validate(config, root / "config" / "schema" / "config.schema.yaml", "config")
+    for sparsity in config["sparsities"]:
+        if abs(100 * sparsity - round(100 * sparsity)) > 1e-9:
+            raise ValueError(f"config: sparsities: expected whole hundredths, got {sparsity}")
+    device = load_device(root, config["device"])
+    layers = device["layers"]
+    if config["layers"] is not None:
+        validate_layers(root, config["layers"], "config")
+        layers = config["layers"]
+    run = config["run"] or _derived_run(config, root)
+    if run in device_names(root):
+        raise ValueError(f"run: expected a name that is no device's, got {run!r}")
+    settings = {
+        "device": device,
+        "run": run,
+        "seed": config["seed"],
+        "sparsities": [round(float(sparsity), 2) for sparsity in config["sparsities"]],
+        "threads": device["threads"],
+        "protocol": dict(config["protocol"]),
+        "layers": [layer._asdict() for layer in expand_layers(layers)],
+        "weights": dict(config["weights"]),
+        "inputs": dict(config["inputs"]),
+    }
+    return settings
+
+
+def expand_layers(layers: dict) -> list[Layer]:
+    """One Layer per output channel count, named oc<count>."""
+    shape = {key: value for key, value in layers.items() if key != "out_channels"}
+    return [
+        Layer(name=f"oc{count}", out_channels=count, **shape) for count in layers["out_channels"]
+    ]
+
+
+def _derived_run(config: dict, root: pathlib.Path) -> str:
+    defaults = load_yaml(root / "config" / "config.yaml")
+    changed = sorted(
+        key for key in config if key not in ("device", "run") and config[key] != defaults[key]
+    )
+    if not changed:
+        return DEFAULT_RUN
+    if changed == ["seed"]:
+        return f"seed{config['seed']}"
+    raise ValueError(
+        f"run: expected a name, since {', '.join(changed)} differ from config/config.yaml; "
+        "add run=NAME, so that the results get a folder of their own"
+    )
+
+
+def settings_text(settings: dict) -> str:
+    """The canonical JSON text of settings: same settings, same bytes."""
+    return json.dumps(settings, indent=2, sort_keys=True) + "\n"
+
+
+def check_stored_settings(settings: dict, path: pathlib.Path) -> None:
+    """Raise ValueError when `path` holds other settings for the same run.
+
+    A run's results belong to one set of settings; measuring others under its name would
+    overwrite them.
+    """
+    if not path.exists() or path.read_text(encoding="utf-8") == settings_text(settings):
+        return
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    changed = sorted(key for key in settings if stored.get(key) != settings[key])
+    raise ValueError(
+        f"run: {path.parent} was measured with another {', '.join(changed) or 'format'}; "
+        "name another run (--config run=NAME) or move that folder away"
+    )
