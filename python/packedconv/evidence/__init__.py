@@ -1,0 +1,1 @@
+"""From stored samples to statistics, tables, claims and audit. Imports no torch."""

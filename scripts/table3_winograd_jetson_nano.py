@@ -1,0 +1,14 @@
+"""Table 3: model speedup over Winograd, recomputed beside the printed."""
+
+from packedconv.evidence.arguments import table_parser
+from packedconv.evidence.tables import write_winograd_table
+from packedconv.plots.arguments import run
+
+
+def main() -> None:
+    arguments = table_parser(__doc__).parse_args()
+    write_winograd_table(arguments.paper, "table3", arguments.out)
+
+
+if __name__ == "__main__":
+    run(main)
