@@ -1,0 +1,1 @@
+"""Everything that checks and measures on the device at hand."""

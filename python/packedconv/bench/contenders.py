@@ -1,0 +1,155 @@
+"""What is timed: the sparse convolution, and PyTorch's dense one in every layout."""
+
+import time
+import typing
+import warnings
+
+import numpy as np
+import torch
+
+import packedconv
+from packedconv.layer import Layer
+
+
+class Contender(typing.NamedTuple):
+    """One side of a comparison, ready to run.
+
+    implementation: "sparse" or "dense"; layout: "packed", or the dense layout's name.
+    execute: one execution, which leaves no memory behind.
+    """
+
+    implementation: str
+    layout: str
+    execute: typing.Callable[[], None]
+
+
+class UnavailableError(RuntimeError):
+    """A dense layout that this PyTorch does not have."""
+
+
+def sparse_contender(
+    layer: Layer, input: torch.Tensor, packed: "packedconv.PackedWeight", out: torch.Tensor
+) -> Contender:
+    """packedconv.conv2d into `out`, which every execution writes again."""
+
+    def execute() -> None:
+        packedconv.conv2d(input, packed, stride=layer.stride, padding=layer.padding, out=out)
+
+    return Contender("sparse", "packed", execute)
+
+
+def pack_quietly(weight: torch.Tensor) -> "packedconv.PackedWeight":
+    """packedconv.pack without its warning: subnormal weights are counted in the facts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", packedconv.PackWarning)
+        return packedconv.pack(weight)
+
+
+def dense_contender(
+    layout: str, layer: Layer, input: torch.Tensor, weight: torch.Tensor
+) -> Contender:
+    """PyTorch's conv2d in one of `DENSE_LAYOUTS`. Raises UnavailableError.
+
+    Input and weight are brought into the layout here, outside an execution; the output
+    stays in the layout that PyTorch gives it. PyTorch has no `out=` for it, so each
+    execution allocates its output and frees it: allocated memory must be kept for reuse
+    (see `reuse_memory`), or page faults make the dense side slow.
+    """
+    convolve = DENSE_LAYOUTS[layout](layer, input, weight)
+
+    def execute() -> None:
+        convolve()
+
+    return Contender("dense", layout, execute)
+
+
+def reuse_memory() -> bool:
+    """Make the C library keep freed memory, so that a dense output costs no page faults."""
+    from packedconv import _core
+
+    return bool(_core.keep_freed_memory())
+
+
+def choose_dense(
+    layer: Layer,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    trial_executions: int,
+    warmup_executions: int,
+) -> typing.Tuple[str, typing.Dict[str, typing.Any]]:
+    """The fastest dense layout by the median of its trial executions, and all trials.
+
+    Trials go round the layouts, each execution after an untimed one of the same layout,
+    so that a disturbance does not fall on one layout alone.
+    Returns (layout, {"seconds": {layout: [...]}, "skipped": {layout: reason}}).
+    """
+    contenders, skipped = {}, {}
+    for layout in DENSE_LAYOUTS:
+        try:
+            contenders[layout] = dense_contender(layout, layer, input, weight)
+            for _ in range(1 + warmup_executions):
+                contenders[layout].execute()
+        except UnavailableError as error:
+            skipped[layout] = str(error)
+    seconds = {layout: [] for layout in contenders}  # type: typing.Dict[str, typing.List[float]]
+    for _ in range(trial_executions):
+        for layout, contender in contenders.items():
+            contender.execute()
+            begin = time.perf_counter()
+            contender.execute()
+            seconds[layout].append(time.perf_counter() - begin)
+    fastest = min(seconds, key=lambda layout: float(np.median(seconds[layout])))
+    return fastest, {"seconds": seconds, "skipped": skipped}
+
+
+_Convolve = typing.Callable[[], torch.Tensor]
+
+
+def _nchw(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+    return _conv2d(layer, input.contiguous(), weight.contiguous())
+
+
+def _channels_last(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+    return _conv2d(layer, _to_channels_last(input), _to_channels_last(weight))
+
+
+def _prepacked_nchw(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+    return _prepacked(layer, input.contiguous(), weight)
+
+
+def _prepacked_channels_last(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+    return _prepacked(layer, _to_channels_last(input), weight)
+
+
+def _to_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _conv2d(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+    return lambda: torch.nn.functional.conv2d(
+        input, weight, stride=layer.stride, padding=layer.padding
+    )
+
+
+def _prepacked(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+    """Weights reordered once by oneDNN, as torch.compile does when it freezes them."""
+    if not torch.backends.mkldnn.is_available():
+        raise UnavailableError("this PyTorch has no oneDNN")
+    stride, padding, dilation = [layer.stride] * 2, [layer.padding] * 2, [1, 1]
+    try:
+        convolve = torch.ops.mkldnn._convolution_pointwise
+        reordered = torch.ops.mkldnn._reorder_convolution_weight(
+            weight, padding, stride, dilation, 1, list(input.shape)
+        )
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise UnavailableError(f"this PyTorch has no prepacked convolution: {error}") from error
+    return lambda: convolve(input, reordered, None, padding, stride, dilation, 1, "none", [], "")
+
+
+# Layout of input and weight by name.
+DENSE_LAYOUTS = {
+    "nchw": _nchw,
+    "channels_last": _channels_last,
+    "prepacked_nchw": _prepacked_nchw,
+    "prepacked_channels_last": _prepacked_channels_last,
+}

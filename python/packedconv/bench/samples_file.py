@@ -1,0 +1,100 @@
+"""CSV files of a run: their columns, and reading and writing them."""
+
+import csv
+import hashlib
+import io
+import typing
+
+from packedconv.files import atomic_write
+
+SAMPLE_COLUMNS = (
+    "device",
+    "run",
+    "layer",
+    "batch",
+    "in_channels",
+    "out_channels",
+    "height",
+    "width",
+    "kernel_size",
+    "stride",
+    "padding",
+    "sparsity",
+    "nonzeros",
+    "implementation",
+    "layout",
+    "threads",
+    "round",
+    "execution",
+    "seconds",
+)
+ERROR_COLUMNS = (
+    "device",
+    "run",
+    "layer",
+    "in_channels",
+    "out_channels",
+    "sparsity",
+    "nonzeros",
+    "implementation",
+    "reference",
+    "weights",
+    "max_abs_error",
+    "bound_fraction",
+)
+CEILING_COLUMNS = ("device", "run", "quantity", "threads", "trial", "value")
+
+Row = typing.Mapping[str, typing.Any]
+
+
+def format_csv(rows: typing.Iterable[Row], columns: typing.Sequence[str]) -> str:
+    """Rows as CSV text. Numbers keep every digit; None becomes an empty field."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(row)
+    return stream.getvalue()
+
+
+def write_text(path: str, text: str) -> None:
+    """Write text under a temporary name and rename it."""
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+def read_rows(path: str, columns: typing.Sequence[str]) -> typing.List[typing.Dict[str, str]]:
+    """Rows of a CSV file as text.
+
+    Raises ValueError that names the file when its columns differ or a row is cut.
+    """
+    with open(path, encoding="utf-8", newline="") as stream:
+        reader = csv.DictReader(stream)
+        if reader.fieldnames != list(columns):
+            raise ValueError(
+                f"{path}: expected the columns {', '.join(columns)}, "
+                f"got {', '.join(reader.fieldnames or ['none'])}; delete it and make it again"
+            )
+        rows = []
+        for number, row in enumerate(reader, start=2):
+            if None in row or None in row.values():
+                raise ValueError(
+                    f"{path}, line {number}: expected {len(columns)} fields; "
+                    "delete it and make it again"
+                )
+            rows.append(dict(row))
+    return rows
+
+
+def text_sha256(text: str) -> str:
+    """SHA-256 of text in UTF-8."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def read_text(path: str) -> typing.Optional[str]:
+    """A file's text, or None when there is none."""
+    try:
+        with open(path, encoding="utf-8", newline="") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,337 @@
+"""The steps that use the device, one at a time: check, ceilings, bench."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+import typing
+
+import numpy as np
+
+from packedconv.bench.lock import measurement_lock
+from packedconv.bench.samples_file import (
+    SAMPLE_COLUMNS,
+    format_csv,
+    read_text,
+    text_sha256,
+    write_text,
+)
+from packedconv.bench.settings import Settings, find_layer, settings_hash
+from packedconv.device import Device, require
+from packedconv.files import atomic_write
+from packedconv.layer import Layer
+from packedconv.weights import (
+    array_sha256,
+    input_seed,
+    load_weights,
+    make_input,
+    sparsity_key,
+)
+
+SCHEMA = 1
+PACKING_REPEATS = 5
+# More than this per execution and memory was not reused: 4 KiB pages of 256 KiB.
+_MANY_FAULTS = 64
+# Generous sizes of what is written.
+_ROW_BYTES = 200
+_FACTS_BYTES = 2**20
+
+Facts = typing.Dict[str, typing.Any]
+
+
+def check(
+    settings: Settings, layer_name: str, weights_path: str
+) -> typing.List[typing.Dict[str, typing.Any]]:
+    """Rows of the check file of one layer. Raises CheckError when an output is wrong.
+
+    Under the lock too, since its work would disturb a measurement.
+    """
+    layer = find_layer(settings, layer_name)
+    device = require(settings["device"])
+    weights = load_weights(weights_path, layer, settings["sparsities"])
+    with measurement_lock(settings["device"]["name"]):
+        import torch
+
+        from packedconv.bench.check import check_layer
+        from packedconv.bench.contenders import reuse_memory
+
+        reuse_memory()
+        torch.set_num_threads(_threads(settings, device))
+        return check_layer(
+            settings["device"]["name"],
+            settings["run"],
+            layer,
+            {sparsity: weights[sparsity_key(sparsity)] for sparsity in settings["sparsities"]},
+            make_input(layer, settings["seed"], settings["inputs"]),
+        )
+
+
+def ceilings(settings: Settings) -> typing.List[typing.Dict[str, typing.Any]]:
+    """Rows of ceilings.csv."""
+    device = require(settings["device"])
+    name = settings["device"]["name"]
+    with measurement_lock(name):
+        from packedconv.bench.ceilings import measure_ceilings
+
+        return measure_ceilings(name, settings["run"], _threads(settings, device))
+
+
+def bench(
+    settings: Settings,
+    layer_name: str,
+    weights_path: str,
+    stamp_path: str,
+    out: str,
+    facts_path: str,
+    force: bool = False,
+) -> None:
+    """Time a layer and write its samples (`out`) and facts, the facts first.
+
+    Waits for the lock of the device before anything heavy. When both files are there by
+    then and belong to these settings, weights and extension (another process measured
+    the layer meanwhile), they are kept, unless `force`.
+    Raises ValueError, DeviceError, MemoryError, and OSError when a file cannot be written.
+    """
+    layer = find_layer(settings, layer_name)
+    device = require(settings["device"])
+    weights = load_weights(weights_path, layer, settings["sparsities"])
+    identity = {
+        "schema": SCHEMA,
+        "settings_hash": settings_hash(settings),
+        "stamp": _load_stamp(stamp_path),
+        "weights_sha256": {key: array_sha256(weight) for key, weight in weights.items()},
+    }
+    with measurement_lock(settings["device"]["name"]):
+        if not force and is_complete(out, facts_path, layer, identity):
+            print(
+                f"kept {out}: this layer has been measured with these settings "
+                "(--force measures it again)",
+                file=sys.stderr,
+            )
+            return
+        _require_space(out, settings)
+        _require_stamped_extension(stamp_path, identity["stamp"])
+        rows, facts = measure_layer(settings, layer, weights, _threads(settings, device))
+        samples = format_csv(rows, SAMPLE_COLUMNS)
+        facts = dict(identity, samples_sha256=text_sha256(samples), **facts)
+        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_text(out, samples)
+        keep_in_archive([facts_path, out], facts["samples_sha256"])
+
+
+def keep_in_archive(paths: typing.Sequence[str], digest: str) -> None:
+    """Keep files under another name too, in archive/ beside them.
+
+    The workflow removes a measurement before it repeats it; what was measured once stays.
+    """
+    for path in paths:
+        folder, name = os.path.split(path)
+        stem, suffix = os.path.splitext(name)
+        archive = os.path.join(folder, "archive")
+        os.makedirs(archive, exist_ok=True)
+        kept = os.path.join(archive, f"{stem}-{digest[:12]}{suffix}")
+        if os.path.exists(kept):
+            continue
+        try:
+            # Files are replaced, never written into, so a second name costs no space.
+            os.link(path, kept)
+        except OSError:
+            with atomic_write(kept) as temporary:
+                shutil.copyfile(path, temporary)
+
+
+def is_complete(out: str, facts_path: str, layer: Layer, identity: Facts) -> bool:
+    """Whether both files are there, belong together, and have this identity."""
+    samples, text = read_text(out), read_text(facts_path)
+    if samples is None or text is None:
+        return False
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        return False
+    return (
+        facts.get("layer") == dict(layer._asdict())
+        and all(facts.get(key) == value for key, value in identity.items())
+        and facts.get("samples_sha256") == text_sha256(samples)
+    )
+
+
+def measure_layer(
+    settings: Settings,
+    layer: Layer,
+    weights: typing.Mapping[str, np.ndarray],
+    threads: int,
+) -> typing.Tuple[typing.List[typing.Dict[str, typing.Any]], Facts]:
+    """Rows of the samples file and facts of one layer, on `threads` threads."""
+    import torch
+
+    from packedconv.bench import contenders as sides
+    from packedconv.bench.ceilings import peak_flops
+    from packedconv.bench.machine import machine_facts, moment
+    from packedconv.bench.protocol import PEAK_BURST_SECONDS, WARMUP_SECONDS, run_rounds
+
+    # Not OMP_NUM_THREADS, which the workflow sets to its own number.
+    torch.set_num_threads(threads)
+    reused = sides.reuse_memory()
+    before, begin = moment(), time.perf_counter()
+    protocol = settings["protocol"]
+    array = make_input(layer, settings["seed"], settings["inputs"])
+    image = torch.from_numpy(array)
+    out = torch.zeros(layer.output_shape)
+
+    with torch.inference_mode():
+        packed, packing_seconds = {}, {}
+        for key, weight in weights.items():
+            packed[key], packing_seconds[key] = _pack(torch.from_numpy(weight))
+        # What both sides compute: the weights as packed.
+        dense_weights = {key: packed[key].unpack() for key in packed}
+        layout, trials = sides.choose_dense(
+            layer,
+            image,
+            dense_weights[sparsity_key(settings["sparsities"][0])],
+            protocol["trial_executions"],
+            protocol["warmup_executions"],
+        )
+        contenders = {
+            key: [
+                sides.sparse_contender(layer, image, packed[key], out),
+                sides.dense_contender(layout, layer, image, dense_weights[key]),
+            ]
+            for key in packed
+        }
+        measured = run_rounds(
+            contenders,
+            protocol["rounds"],
+            protocol["executions"],
+            protocol["warmup_executions"],
+            input_seed(settings["seed"], layer),
+            lambda: peak_flops(threads, PEAK_BURST_SECONDS),
+            layer.name,
+        )
+    faults = {}  # type: typing.Dict[str, typing.Dict[str, float]]
+    for (key, implementation), count in measured.page_faults.items():
+        faults.setdefault(implementation, {})[key] = count
+    _warn_of_faults(layer, faults)
+    facts = {
+        "device": settings["device"]["name"],
+        "run": settings["run"],
+        "layer": dict(layer._asdict()),
+        "threads": threads,
+        "weights": settings["weights"],
+        "inputs": settings["inputs"],
+        "input_sha256": array_sha256(array),
+        "dense": dict(trials, layout=layout),
+        "packing_seconds": packing_seconds,
+        "packed_bytes": {key: weight.nbytes for key, weight in packed.items()},
+        "subnormal_weights": {key: weight.subnormals for key, weight in packed.items()},
+        "nonzeros_by_kernel_position": {
+            key: (weight != 0).sum((0, 1)).tolist() for key, weight in dense_weights.items()
+        },
+        "peak_bursts": measured.peak_bursts,
+        "page_faults_per_execution": faults,
+        "reuses_freed_memory": reused,
+        "warmup_seconds": WARMUP_SECONDS,
+        "measuring_seconds": time.perf_counter() - begin,
+        "before": before,
+        "after": moment(),
+        "machine": machine_facts(),
+    }
+    return _rows(settings, layer, packed, threads, measured.samples), facts
+
+
+def _threads(settings: Settings, device: Device) -> int:
+    """Threads of a measurement: those of the settings, or all physical cores usable."""
+    return settings["threads"] or device.cores
+
+
+def _rows(
+    settings: Settings,
+    layer: Layer,
+    packed: typing.Mapping[str, typing.Any],
+    threads: int,
+    samples: typing.Iterable[typing.Any],
+) -> typing.List[typing.Dict[str, typing.Any]]:
+    shape = dict(layer._asdict())
+    shape["layer"] = shape.pop("name")
+    sparsity_of = {sparsity_key(sparsity): sparsity for sparsity in settings["sparsities"]}
+    rows = [
+        dict(
+            shape,
+            device=settings["device"]["name"],
+            run=settings["run"],
+            sparsity=sparsity_of[sample.key],
+            nonzeros=packed[sample.key].nnz,
+            implementation=sample.implementation,
+            layout=sample.layout,
+            threads=threads,
+            round=sample.round,
+            execution=sample.execution,
+            seconds="%.9f" % sample.seconds,
+        )
+        for sample in samples
+    ]
+    rows.sort(
+        key=lambda row: (row["sparsity"], row["implementation"], row["round"], row["execution"])
+    )
+    return rows
+
+
+def _pack(weight: typing.Any) -> typing.Tuple[typing.Any, float]:
+    """The packed weight and the median seconds of packing it."""
+    from packedconv.bench.contenders import pack_quietly
+
+    seconds = []
+    for _ in range(PACKING_REPEATS):
+        begin = time.perf_counter()
+        packed = pack_quietly(weight)
+        seconds.append(time.perf_counter() - begin)
+    return packed, float(np.median(seconds))
+
+
+def _warn_of_faults(layer: Layer, faults: typing.Mapping[str, typing.Mapping[str, float]]) -> None:
+    worst = max(faults.get("dense", {"": 0.0}).values())
+    if worst > _MANY_FAULTS:
+        print(
+            f"warning: layer {layer.name}: {worst:.0f} page faults per dense execution: the "
+            "C library does not reuse freed memory, and the dense side looks slower than it is",
+            file=sys.stderr,
+        )
+
+
+def _require_space(path: str, settings: Settings) -> None:
+    """Raise OSError before anything is measured that could not be written."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    protocol = settings["protocol"]
+    rows = 2 * len(settings["sparsities"]) * protocol["rounds"] * protocol["executions"]
+    if shutil.disk_usage(folder).free < rows * _ROW_BYTES + _FACTS_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+
+
+def _require_stamped_extension(path: str, stamp: typing.Any) -> None:
+    """Raise ValueError unless the stamp is of the extension that this process runs."""
+    # torch first: whichever OpenMP library comes first serves both.
+    import torch  # noqa: F401
+
+    from packedconv import _core
+
+    with open(_core.__file__, "rb") as stream:
+        digest = hashlib.sha256(stream.read()).hexdigest()
+    if not isinstance(stamp, dict) or stamp.get("sha256") != digest:
+        raise ValueError(
+            f"stamp {path}: it is not of the extension in use ({_core.__file__}); "
+            "build the extension again"
+        )
+
+
+def _load_stamp(path: str) -> typing.Any:
+    text = read_text(path)
+    if text is None:
+        raise ValueError(f"stamp: no file {os.fspath(path)}; build the extension first")
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"stamp {path}: not JSON: {error}; build the extension again") from error

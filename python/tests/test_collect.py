@@ -1,0 +1,243 @@
+"""Putting layers together: complete, of one kind, and never faster than the peak."""
+
+import json
+
+import pytest
+
+from packedconv.bench.samples_file import (
+    CEILING_COLUMNS,
+    ERROR_COLUMNS,
+    SAMPLE_COLUMNS,
+    format_csv,
+    read_rows,
+    text_sha256,
+)
+from packedconv.bench.script import CheckError
+from packedconv.collect import collect
+from packedconv.layer import Layer
+from packedconv.roofline import border_exact_flops, dense_flops
+
+LAYERS = [Layer("oc4", 1, 2, 4, 8, 8), Layer("oc6", 1, 2, 6, 8, 8)]
+# 7 and 10 nonzeros of 72 and 108 weights, at one kernel position each.
+POSITIONS = {"oc4": [[7, 0, 0], [0, 0, 0], [0, 0, 0]], "oc6": [[0, 0, 0], [0, 9, 1], [0, 0, 0]]}
+PEAK = 1e9
+
+
+class Run:
+    """The files of two layers, to be spoiled before they are collected."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.samples = {layer.name: self.make_samples(layer) for layer in LAYERS}
+        self.facts = {layer.name: self.make_facts(layer) for layer in LAYERS}
+        self.errors = {layer.name: [self.make_error(layer)] for layer in LAYERS}
+        self.ceilings = [
+            self.make_ceiling(quantity, threads, trial, value)
+            for quantity, threads, trial, value in (
+                ("peak_flops", 2, 0, 0.9 * PEAK),
+                ("peak_flops", 2, 1, 0.95 * PEAK),
+                ("peak_flops", 1, 0, 5 * PEAK),
+                ("bandwidth", 2, 0, 3e9),
+                ("bandwidth", 2, 1, 4e9),
+                ("bandwidth", 1, 0, 9e9),
+            )
+        ]
+
+    def make_samples(self, layer):
+        shape = dict(layer._asdict())
+        shape["layer"] = shape.pop("name")
+        return [
+            dict(
+                shape,
+                device="cpu",
+                run="test",
+                sparsity=0.9,
+                nonzeros=sum(map(sum, POSITIONS[layer.name])),
+                implementation=implementation,
+                layout="x",
+                threads=2,
+                round=number,
+                execution=execution,
+                seconds=seconds,
+            )
+            for implementation, seconds in (("dense", 1e-3), ("sparse", 1e-4))
+            for number in range(3)
+            for execution in range(2)
+        ]
+
+    def make_facts(self, layer):
+        return {
+            "layer": dict(layer._asdict()),
+            "settings_hash": "a",
+            "stamp": {"sha256": "b"},
+            "threads": 2,
+            "peak_bursts": [0.8 * PEAK, PEAK],
+            "nonzeros_by_kernel_position": {"s90": POSITIONS[layer.name]},
+        }
+
+    def make_error(self, layer):
+        return {
+            "device": "cpu",
+            "run": "test",
+            "layer": layer.name,
+            "in_channels": layer.in_channels,
+            "out_channels": layer.out_channels,
+            "sparsity": 0.9,
+            "nonzeros": 7,
+            "implementation": "sparse",
+            "reference": "float64",
+            "weights": "packed",
+            "max_abs_error": 1e-7,
+            "bound_fraction": 0.2,
+        }
+
+    def make_ceiling(self, quantity, threads, trial, value):
+        return {
+            "device": "cpu",
+            "run": "test",
+            "quantity": quantity,
+            "threads": threads,
+            "trial": trial,
+            "value": value,
+        }
+
+    def path(self, name):
+        return str(self.folder / name)
+
+    def write(self):
+        for name, rows in self.samples.items():
+            text = format_csv(rows, SAMPLE_COLUMNS)
+            (self.folder / (name + ".csv")).write_text(text)
+            facts = dict({"samples_sha256": text_sha256(text)}, **self.facts[name])
+            (self.folder / (name + ".json")).write_text(json.dumps(facts))
+            (self.folder / (name + "_check.csv")).write_text(
+                format_csv(self.errors[name], ERROR_COLUMNS)
+            )
+        (self.folder / "ceilings.csv").write_text(format_csv(self.ceilings, CEILING_COLUMNS))
+
+    def collect(self):
+        self.write()
+        names = list(self.samples)
+        collect(
+            [self.path(name + ".csv") for name in names],
+            [self.path(name + ".json") for name in names],
+            [self.path(name + "_check.csv") for name in names],
+            self.path("ceilings.csv"),
+            self.path("out/samples.csv"),
+            self.path("out/errors.csv"),
+            self.path("out/peaks.json"),
+        )
+
+    def refuses(self, error, match):
+        with pytest.raises(error, match=match):
+            self.collect()
+        assert not (self.folder / "out").exists()
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path)
+
+
+def test_layers_are_put_together_unchanged(run):
+    run.collect()
+    parts = [(run.folder / f"{layer.name}.csv").read_text().splitlines() for layer in LAYERS]
+    whole = (run.folder / "out" / "samples.csv").read_text().splitlines()
+    assert whole == parts[0] + parts[1][1:]
+    errors = read_rows(run.path("out/errors.csv"), ERROR_COLUMNS)
+    assert [row["layer"] for row in errors] == ["oc4", "oc6"]
+
+
+def test_peaks_are_of_the_runs_threads_and_bursts_count(run):
+    run.collect()
+    peaks = json.loads((run.folder / "out" / "peaks.json").read_text())
+    assert peaks == {"peak_flops": PEAK, "bandwidth": 4e9, "threads": 2}
+    for facts in run.facts.values():
+        facts["peak_bursts"] = [0.1 * PEAK]
+    run.collect()
+    peaks = json.loads((run.folder / "out" / "peaks.json").read_text())
+    assert peaks["peak_flops"] == 0.95 * PEAK
+
+
+@pytest.mark.parametrize(
+    ("implementation", "flops"),
+    [
+        ("dense", border_exact_flops(LAYERS[1])),
+        ("sparse", border_exact_flops(LAYERS[1], POSITIONS["oc6"])),
+    ],
+)
+def test_faster_than_the_peak_is_refused(run, implementation, flops):
+    assert flops < dense_flops(LAYERS[1])
+
+    def take(seconds):
+        for row in run.samples["oc6"]:
+            if row["implementation"] == implementation:
+                # One slow round of three: the median round is what counts.
+                row["seconds"] = 1.0 if row["round"] == 2 else seconds
+
+    take(flops / PEAK * 1.01)
+    run.collect()
+    for name in ("samples.csv", "errors.csv", "peaks.json"):
+        (run.folder / "out" / name).unlink()
+    (run.folder / "out").rmdir()
+    take(flops / PEAK * 0.99)
+    run.refuses(
+        CheckError,
+        rf"layer oc6, sparsity 0\.9: {implementation} does 1\.0 GFLOP/s .* measure again",
+    )
+
+
+def test_missing_executions_are_refused(run):
+    del run.samples["oc6"][3]
+    run.refuses(ValueError, r"layer oc6, sparsity 0\.9, dense: expected 6 executions, got 5")
+
+
+def test_a_missing_side_is_refused(run):
+    run.samples["oc4"] = [row for row in run.samples["oc4"] if row["implementation"] == "dense"]
+    run.refuses(ValueError, r"layer oc4, sparsity 0\.9, sparse: expected 6 executions, got 0")
+
+
+def test_a_repeated_execution_is_refused(run):
+    run.samples["oc4"][1] = dict(run.samples["oc4"][0])
+    run.refuses(ValueError, "layer oc4")
+
+
+def test_missing_checks_are_refused(run):
+    run.errors["oc6"] = []
+    run.refuses(ValueError, r"checks: .* differ in \[\('oc6', '0\.9'\)\]")
+
+
+@pytest.mark.parametrize("column", ["device", "run"])
+def test_files_of_another_run_are_refused(run, column):
+    run.errors["oc6"][0][column] = "other"
+    run.refuses(ValueError, f"{column}: expected one for all files")
+
+
+@pytest.mark.parametrize("key", ["settings_hash", "stamp", "threads"])
+def test_layers_measured_otherwise_are_refused(run, key):
+    run.facts["oc6"][key] = 7
+    run.refuses(ValueError, f"expected one {key} for all layers")
+
+
+def test_facts_of_other_samples_are_refused(run):
+    run.facts["oc6"]["samples_sha256"] = "0"
+    run.refuses(ValueError, "expected the samples that .* belongs to")
+
+
+def test_ceilings_without_the_runs_threads_are_refused(run):
+    run.ceilings = [row for row in run.ceilings if row["threads"] == 1]
+    run.refuses(ValueError, "no peak_flops on 2 threads")
+
+
+@pytest.mark.parametrize("value", ["0", "nan", "-1", "x"])
+def test_impossible_seconds_are_refused(run, value):
+    run.samples["oc4"][0]["seconds"] = value
+    run.refuses(ValueError, "seconds: expected a positive number")
+
+
+def test_a_cut_file_is_refused(run):
+    run.write()
+    text = (run.folder / "oc6.csv").read_text()[:-30]
+    run.write = lambda: None
+    (run.folder / "oc6.csv").write_text(text)
+    run.refuses(ValueError, r"oc6\.csv, line 13: expected 19 fields")
