@@ -1,0 +1,470 @@
+"""What the paper's statements speak of, computed from the model or from measured results.
+
+`COMPUTED` quantities need the printed numbers and the model only, `MEASURED` ones a set of
+results. config/paper.yaml names one for every statement, with its parameters. Each returns a
+`Measurement`; it raises `NotMeasuredError` when the results do not hold what the statement is
+about.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from packedconv import roofline
+from packedconv.evidence import statistics, tables
+from packedconv.evidence.published import Published
+from packedconv.evidence.samples import Results
+from packedconv.layer import Layer
+
+
+class NotMeasuredError(Exception):
+    """A statement cannot be judged with what there is; the message says why."""
+
+
+class Part(NamedTuple):
+    """One value of a quantity with its interval; low == high where there is none."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+
+
+class Measurement(NamedTuple):
+    """What a statement is judged by: one part, or one for each of several out_channels.
+
+    sparsities: those that it was measured at, ascending; empty when that is of no matter.
+    note: what a reader should know beside the value.
+    """
+
+    parts: Sequence[Part]
+    sparsities: Sequence[float] = ()
+    note: str = ""
+
+
+class Measured:
+    """A set of results as the quantities see it.
+
+    `analogue`: the results are of another device family than the statement's, so that
+    statements about every channel count of the paper are about every one of the results.
+    """
+
+    def __init__(self, results: Results, analogue: bool = False):
+        self.results = results
+        self.analogue = analogue
+
+    @functools.cached_property
+    def sparsities(self) -> np.ndarray:
+        """Measured sparsities, ascending."""
+        return np.sort(self.results.samples["sparsity"].unique())
+
+    @functools.cached_property
+    def roofs(self) -> roofline.Device:
+        """Stated peaks of the device, or measured ones where none are stated."""
+        stated, measured = self.results.settings["device"], self.results.peaks
+        return roofline.Device(
+            self.results.device,
+            stated.get("peak_flops") or measured["peak_flops"],
+            stated.get("bandwidth") or measured["bandwidth"],
+        )
+
+    @functools.cached_property
+    def medians(self) -> dict[statistics.Key, np.ndarray]:
+        return statistics.resampled_medians(self.results.samples)
+
+    @functools.cached_property
+    def times(self):
+        return statistics.times(self.results.samples)
+
+    def channels(self, out_channels: Sequence[int] | None) -> list[int]:
+        """The channel counts that a statement about "every OC" is about here."""
+        present = [layer.out_channels for layer in self.results.layers.values()]
+        if self.analogue or out_channels is None:
+            return sorted(set(present))
+        return list(out_channels)
+
+    def layer(self, out_channels: int) -> Layer:
+        """The layer of that many output channels. Raises NotMeasuredError."""
+        found = [
+            layer for layer in self.results.layers.values() if layer.out_channels == out_channels
+        ]
+        if not found:
+            raise NotMeasuredError(f"not measured in this run: {out_channels} output channels")
+        if len(found) > 1:
+            names = ", ".join(layer.name for layer in found)
+            raise NotMeasuredError(
+                f"not clear in this run: {names} have {out_channels} output channels"
+            )
+        return found[0]
+
+    def seconds(self, implementation: str, out_channels: int, sparsity: float) -> np.ndarray:
+        """Median seconds and its resamples. Raises NotMeasuredError."""
+        layer = self.layer(out_channels)
+        try:
+            return self.medians[implementation, layer.name, round(sparsity, 6)]
+        except KeyError:
+            raise NotMeasuredError(f"not measured in this run: sparsity {sparsity}") from None
+
+    def all_seconds(self, implementation: str, out_channels: int) -> np.ndarray:
+        """Median seconds at every sparsity, (1 + resamples, sparsities)."""
+        columns = [self.seconds(implementation, out_channels, value) for value in self.sparsities]
+        return np.stack(columns, axis=1)
+
+    def all_speedups(self, out_channels: int) -> np.ndarray:
+        """Speedups at every sparsity, (1 + resamples, sparsities)."""
+        return self.all_seconds("dense", out_channels) / self.all_seconds("sparse", out_channels)
+
+
+Computed = Callable[..., Measurement]
+COMPUTED: dict[str, Computed] = {}
+MEASURED: dict[str, Computed] = {}
+
+# Quantities about all channel counts of an experiment (`Measured.channels`).
+EVERY_CHANNEL = {
+    "highest_speedup",
+    "speedup_trend",
+    "time_trend",
+    "time_spread",
+    "error_trend",
+    "error_range",
+}
+
+
+def computed(function: Computed) -> Computed:
+    COMPUTED[function.__name__] = function
+    return function
+
+
+def measured(function: Computed) -> Computed:
+    MEASURED[function.__name__] = function
+    return function
+
+
+def point(value: float, label: str = "") -> Part:
+    """A part without an interval."""
+    return Part(label, float(value), float(value), float(value))
+
+
+def resampled(values: np.ndarray, label: str = "") -> Part:
+    """A part from an estimate (first entry) and its resamples (the others)."""
+    return Part(label, float(values[0]), *statistics.interval(values))
+
+
+def oc(out_channels: int) -> str:
+    return f"OC {out_channels}"
+
+
+@measured
+def speedup(data: Measured, out_channels: int, sparsity: float) -> Measurement:
+    """Dense median time over sparse median time."""
+    dense = data.seconds("dense", out_channels, sparsity)
+    return Measurement([resampled(dense / data.seconds("sparse", out_channels, sparsity))])
+
+
+@measured
+def highest_speedup(data: Measured, out_channels: Sequence[int]) -> Measurement:
+    """The largest speedup over all sparsities and channel counts."""
+    channels = data.channels(out_channels)
+    ratios = np.stack([data.all_speedups(count) for count in channels], axis=1)
+    row, column = np.unravel_index(ratios[0].argmax(), ratios[0].shape)
+    note = f"the highest is at OC {channels[row]}, S {data.sparsities[column]:.2f}"
+    return Measurement([resampled(ratios.max(axis=(1, 2)))], tuple(data.sparsities), note)
+
+
+@measured
+def highest_speedup_of(data: Measured, out_channels: int) -> Measurement:
+    """The largest speedup of one channel count over all sparsities."""
+    highest = data.all_speedups(out_channels).max(axis=1)
+    return Measurement([resampled(highest)], tuple(data.sparsities))
+
+
+@measured
+def crossover(data: Measured, out_channels: int) -> Measurement:
+    """Sparsity at which the speedup reaches 1, between measured neighbours."""
+    values = statistics.crossover(data.sparsities, data.all_speedups(out_channels))
+    return Measurement([resampled(values)], tuple(data.sparsities))
+
+
+@measured
+def speedup_trend(data: Measured, out_channels: Sequence[int]) -> Measurement:
+    """Rank correlation of the speedup with sparsity, for each channel count."""
+    return _trend(data, out_channels, data.all_speedups)
+
+
+@measured
+def time_trend(data: Measured, out_channels: Sequence[int], implementation: str) -> Measurement:
+    """Rank correlation of the execution time with sparsity, for each channel count."""
+    return _trend(data, out_channels, functools.partial(data.all_seconds, implementation))
+
+
+@measured
+def throughput_trend(data: Measured, out_channels: int, implementation: str) -> Measurement:
+    """Rank correlation of the throughput on the nonzeros with sparsity."""
+    throughputs = _throughputs(data, out_channels, implementation)
+    part = resampled(statistics.rank_correlation(data.sparsities, throughputs))
+    return Measurement([part], tuple(data.sparsities))
+
+
+@measured
+def time_spread(data: Measured, out_channels: Sequence[int], implementation: str) -> Measurement:
+    """Longest over shortest median time over the sparsities, for each channel count."""
+    parts = []
+    for count in data.channels(out_channels):
+        seconds = data.all_seconds(implementation, count)
+        parts.append(resampled(seconds.max(axis=1) / seconds.min(axis=1), oc(count)))
+    return Measurement(parts, tuple(data.sparsities))
+
+
+@measured
+def throughput(
+    data: Measured, out_channels: int, sparsity: float, implementation: str
+) -> Measurement:
+    """Work on the nonzeros (paper equation 8) over the median time, FLOP/s."""
+    flops = roofline.sparse_flops(data.layer(out_channels), sparsity)
+    return Measurement([resampled(flops / data.seconds(implementation, out_channels, sparsity))])
+
+
+@measured
+def roof_fraction(
+    data: Measured, out_channels: Sequence[int] | None, implementation: str = "sparse"
+) -> Measurement:
+    """Largest share of the attainable throughput over all sparsities and these channel counts
+    (None: all that were measured)."""
+    channels = data.channels(None) if out_channels is None else out_channels
+    shares = []
+    for count in channels:
+        layer = data.layer(count)
+        limits = [
+            roofline.attainable(roofline.sparse_arithmetic_intensity(layer, value), data.roofs)
+            for value in data.sparsities
+        ]
+        shares.append(_throughputs(data, count, implementation) / np.array(limits))
+    return Measurement(
+        [resampled(np.stack(shares, axis=1).max(axis=(1, 2)))], tuple(data.sparsities)
+    )
+
+
+@measured
+def sem_share(data: Measured, relative: float) -> Measurement:
+    """Share of all points whose standard error is at most `relative` of their mean."""
+    small = data.times["sem"] <= relative * data.times["mean"]
+    worst = (data.times["sem"] / data.times["mean"]).max()
+    if math.isnan(worst):
+        raise NotMeasuredError("not measured in this run: a standard error needs two rounds")
+    return Measurement([point(small.mean())], note=f"the largest is {100 * worst:.2g} %")
+
+
+@measured
+def error_trend(data: Measured, out_channels: Sequence[int], weights: str) -> Measurement:
+    """Rank correlation of the maximum absolute error against dense with sparsity."""
+    parts = []
+    for count in data.channels(out_channels):
+        rho = statistics.spearman(data.sparsities, _errors(data, count, weights))
+        parts.append(point(rho, oc(count)))
+    return Measurement(parts, tuple(data.sparsities))
+
+
+@measured
+def error_range(data: Measured, out_channels: Sequence[int], weights: str) -> Measurement:
+    """Smallest and largest maximum absolute error against dense."""
+    errors = np.concatenate(
+        [_errors(data, count, weights) for count in data.channels(out_channels)]
+    )
+    return Measurement([point(errors.min(), "smallest"), point(errors.max(), "largest")])
+
+
+@measured
+def one_block_ratio(data: Measured, sparsity: float) -> Measurement:
+    """Best speedup of channel counts in one block over the best of those that are split."""
+    slices = {}
+    for name, layer in data.results.layers.items():
+        count = data.results.facts[name].get("mapping", {}).get("slices")
+        if count is None:
+            raise NotMeasuredError(
+                "not measured in this run: no split of the channels along grid z"
+            )
+        slices[layer.out_channels] = count
+    best = {}
+    for whole in (True, False):
+        group = [count for count in slices if (slices[count] == 1) == whole]
+        if not group:
+            raise NotMeasuredError("not measured in this run: channels both split and in one block")
+        ratios = [
+            data.seconds("dense", count, sparsity) / data.seconds("sparse", count, sparsity)
+            for count in group
+        ]
+        best[whole] = np.max(ratios, axis=0)
+    return Measurement([resampled(best[True] / best[False])])
+
+
+@computed
+def table_cells(published: Published, table: str) -> Measurement:
+    """Number of cells of Table 1, 2 or 3 that come out as printed."""
+    result = tables.agreement(published, table)
+    notes = [result.note] if result.note else []
+    cells = tables.recomputed(published, table)
+    others = cells[(cells["assumption"] == tables.AS_STATED) & ~cells["agrees"]]
+    if len(others) <= 3:
+        for cell in others.to_dict("records"):
+            keys = [key for key in ("sparsity", "in_channels", "out_channels") if key in cell]
+            where = ", ".join(f"{key} {cell[key]}" for key in keys)
+            notes.append(f"{where}: {cell['rounded']} follows, {cell['printed']} is printed")
+    return Measurement([point(result.agreeing)], note="; ".join(notes))
+
+
+@computed
+def table_reduction(published: Published, table: str) -> Measurement:
+    """Reduction of operations by Winograd with which most cells of Table 2 or 3 come out."""
+    best = max(
+        tables.assumptions(published, table),
+        key=lambda entry: tables.agreement(published, table, entry.name).agreeing,
+    )
+    found = tables.agreement(published, table, best.name)
+    note = f"{found.agreeing} of {found.cells} cells with {best.name}"
+    return Measurement([point(best.reduction)], note=note)
+
+
+@computed
+def ridge_point(published: Published, device: str) -> Measurement:
+    """FLOP/byte."""
+    return Measurement([point(published.device(device).ridge_point)])
+
+
+@computed
+def ridge_ratio(published: Published, device: str, other: str) -> Measurement:
+    """Ridge point of a device over that of another."""
+    ratio = published.device(device).ridge_point / published.device(other).ridge_point
+    return Measurement([point(ratio)])
+
+
+@computed
+def peak_ratio(published: Published, device: str, other: str) -> Measurement:
+    """FP32 peak of a device over that of another."""
+    ratio = published.device(device).peak_flops / published.device(other).peak_flops
+    return Measurement([point(ratio)])
+
+
+@computed
+def dense_intensity(published: Published) -> Measurement:
+    """Arithmetic intensity of the dense convolution of Table 1's layer, FLOP/byte."""
+    return Measurement([point(roofline.dense_arithmetic_intensity(published.table1_layer()))])
+
+
+@computed
+def dense_over_sparse(published: Published, sparsity: float) -> Measurement:
+    """Dense over sparse arithmetic intensity of Table 1's layer."""
+    layer = published.table1_layer()
+    sparse = roofline.sparse_arithmetic_intensity(layer, sparsity)
+    return Measurement([point(roofline.dense_arithmetic_intensity(layer) / sparse)])
+
+
+@computed
+def dense_over_ridge(published: Published, device: str) -> Measurement:
+    """Dense arithmetic intensity of Table 1's layer over the ridge point."""
+    intensity = roofline.dense_arithmetic_intensity(published.table1_layer())
+    return Measurement([point(intensity / published.device(device).ridge_point)])
+
+
+@computed
+def sparse_over_ridge(
+    published: Published, device: str, sparsities: Sequence[float]
+) -> Measurement:
+    """Sparse arithmetic intensity of Table 1's layer over the ridge point."""
+    ridge, layer = published.device(device).ridge_point, published.table1_layer()
+    parts = [
+        point(roofline.sparse_arithmetic_intensity(layer, value) / ridge, f"S {value:.2f}")
+        for value in sparsities
+    ]
+    workload = published.workloads[device]
+    above = [
+        count
+        for count in [*workload["out_channels"], *workload["out_channels_text"]]
+        if roofline.sparse_arithmetic_intensity(published.layer(device, count), sparsities[0])
+        > ridge
+    ]
+    note = ""
+    if above:
+        listed = ", ".join(str(count) for count in above)
+        note = (
+            f"holds for OC {layer.out_channels}, the layer of Table 1;"
+            f" at S {sparsities[0]:.2f} OC {listed} lie above the ridge point"
+        )
+    return Measurement(parts if len(parts) > 1 else [point(parts[0].value)], note=note)
+
+
+@computed
+def winograd_speedups(published: Published, table: str, in_channels: int) -> Measurement:
+    """Model speedup over Winograd for one row of Table 2 or 3, as stated in section 4.2."""
+    entry = published.tables[table]
+    device = published.device(entry["device"])
+    parts = []
+    for layer in _table_row(entry, in_channels):
+        value = roofline.winograd_speedup(layer, entry["sparsity"], device, entry["reduction"])
+        parts.append(point(value, oc(layer.out_channels)))
+    return Measurement(parts)
+
+
+@computed
+def winograd_over_ridge(published: Published, table: str, in_channels: int) -> Measurement:
+    """Largest arithmetic intensity of both sides in one row of Table 2 or 3, over the ridge
+    point: below 1 both are memory-bound."""
+    entry = published.tables[table]
+    ridge = published.device(entry["device"]).ridge_point
+    dense, sparse = [], []
+    for layer in _table_row(entry, in_channels):
+        dense.append(roofline.dense_arithmetic_intensity(layer) / entry["reduction"] / ridge)
+        sparse.append(roofline.sparse_arithmetic_intensity(layer, entry["sparsity"]) / ridge)
+    return Measurement([point(max(dense), "Winograd"), point(max(sparse), "sparse")])
+
+
+@computed
+def winograd_reduction(published: Published, output_tile: int, kernel_size: int) -> Measurement:
+    """Multiplications of direct over Winograd convolution."""
+    return Measurement([point(roofline.winograd_reduction(output_tile, kernel_size))])
+
+
+@computed
+def im2col_inflation(published: Published, workload: str, kernel_size: int) -> Measurement:
+    """Size of the im2col matrix over the input's, same padding."""
+    layer = published.layer(workload, published.workloads[workload]["out_channels"][0])
+    layer = layer._replace(kernel_size=kernel_size, padding=kernel_size // 2)
+    return Measurement([point(roofline.im2col_inflation(layer))])
+
+
+def _table_row(entry: dict, in_channels: int) -> list[Layer]:
+    return [
+        Layer(f"oc{count}", in_channels=in_channels, out_channels=count, **entry["layer"])
+        for count in entry["out_channels"]
+    ]
+
+
+def _trend(
+    data: Measured, out_channels: Sequence[int], values: Callable[[int], np.ndarray]
+) -> Measurement:
+    parts = [
+        resampled(statistics.rank_correlation(data.sparsities, values(count)), oc(count))
+        for count in data.channels(out_channels)
+    ]
+    return Measurement(parts, tuple(data.sparsities))
+
+
+def _throughputs(data: Measured, out_channels: int, implementation: str) -> np.ndarray:
+    layer = data.layer(out_channels)
+    flops = np.array([roofline.sparse_flops(layer, value) for value in data.sparsities])
+    return flops / data.all_seconds(implementation, out_channels)
+
+
+def _errors(data: Measured, out_channels: int, weights: str) -> np.ndarray:
+    errors = data.results.errors
+    wanted = errors[
+        (errors["layer"] == data.layer(out_channels).name)
+        & (errors["implementation"] == "sparse")
+        & (errors["reference"] == "dense")
+        & (errors["weights"] == weights)
+    ].sort_values("sparsity")
+    if list(wanted["sparsity"]) != list(data.sparsities):
+        raise NotMeasuredError(f"not measured in this run: errors against dense, {weights} weights")
+    return wanted["max_abs_error"].to_numpy()

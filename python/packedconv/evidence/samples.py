@@ -1,0 +1,322 @@
+"""Loading measured results, results/<device>/<run>/, and checking that they are whole."""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from packedconv.bench.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
+from packedconv.bench.settings import layers_of, load_settings
+from packedconv.layer import Layer
+
+TEXT = {"device", "run", "layer", "implementation", "layout", "reference", "weights"}
+FLOATS = {"sparsity", "seconds", "max_abs_error", "bound_fraction"}
+
+SHAPE = [
+    "layer",
+    "batch",
+    "in_channels",
+    "out_channels",
+    "height",
+    "width",
+    "kernel_size",
+    "stride",
+    "padding",
+]
+GROUP = ["layer", "sparsity", "implementation"]
+IMPLEMENTATIONS = {"sparse", "dense"}
+
+MEASURE_AGAIN = "measure the layer again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """One set of results: what was asked for, and what was measured.
+
+    settings: settings.json; samples: one row per execution, seconds;
+    errors: one row per (layer, sparsity, implementation, reference, weights);
+    peaks: peak_flops (FLOP/s), bandwidth (bytes/s), threads;
+    facts: the facts that ride with each layer's samples, by layer name.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    samples: pd.DataFrame
+    errors: pd.DataFrame
+    peaks: dict[str, Any]
+    facts: dict[str, dict[str, Any]]
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Results":
+        """Load and check results/<device>/<run>/.
+
+        Raises FileNotFoundError when a file is missing and ValueError when one is not whole
+        or disagrees with settings.json.
+        """
+        folder = Path(folder)
+        _require_file(folder / "settings.json")
+        settings = load_settings(str(folder / "settings.json"))
+        _require_device(folder / "settings.json", settings)
+        protocol = settings["protocol"]
+        samples = load_samples(
+            folder / "samples.csv", rounds=protocol["rounds"], executions=protocol["executions"]
+        )
+        errors = load_errors(folder / "errors.csv")
+        for name, frame in (("samples.csv", samples), ("errors.csv", errors)):
+            _require_same(
+                folder / name, "device", set(frame["device"]), {settings["device"]["name"]}
+            )
+            _require_same(folder / name, "run", set(frame["run"]), {settings["run"]})
+            asked = {layer["name"] for layer in settings["layers"]}
+            _require_same(folder / name, "layer", set(frame["layer"]), asked)
+            asked = {round(value, 6) for value in settings["sparsities"]}
+            _require_same(folder / name, "sparsity", set(frame["sparsity"]), asked)
+        measured = layers(samples)
+        for layer in layers_of(settings):
+            if measured[layer.name] != layer:
+                raise _error(
+                    folder / "samples.csv",
+                    f"layer {layer.name}",
+                    f"{layer} as in settings.json",
+                    f"{measured[layer.name]}",
+                    "measure again with these settings",
+                )
+        facts = {
+            name: _load_json(folder / "bench" / f"{name}.json")
+            for name in samples["layer"].unique()
+        }
+        return cls(folder, settings, samples, errors, load_peaks(folder / "peaks.json"), facts)
+
+    @property
+    def device(self) -> str:
+        """Name of the device that was measured."""
+        return self.settings["device"]["name"]
+
+    @property
+    def title(self) -> str:
+        """Title of the device, for captions."""
+        return self.settings["device"].get("title") or self.device
+
+    @property
+    def family(self) -> str:
+        """Device family, such as a100, tegra-x1 or cpu."""
+        return self.settings["device"]["family"]
+
+    @property
+    def run(self) -> str:
+        """Name of this set of results."""
+        return self.settings["run"]
+
+    @functools.cached_property
+    def layers(self) -> dict[str, Layer]:
+        """Measured layers by name, by ascending out_channels."""
+        return layers(self.samples)
+
+
+def layers(samples: pd.DataFrame) -> dict[str, Layer]:
+    """The layers that `samples` holds, by name, by ascending out_channels."""
+    shapes = samples[SHAPE].drop_duplicates().sort_values(["out_channels", "layer"])
+    return {
+        row["layer"]: Layer(row["layer"], *(int(row[column]) for column in SHAPE[1:]))
+        for _, row in shapes.iterrows()
+    }
+
+
+def load_samples(
+    path: str | Path, rounds: int | None = None, executions: int | None = None
+) -> pd.DataFrame:
+    """Load samples.csv or one bench/<layer>.csv: one row per execution, seconds.
+
+    Checked: exact columns, no empty value, positive seconds, one device, one run, one shape per
+    layer, both implementations for every (layer, sparsity), and for each of them every round
+    with every execution once. `rounds` and `executions` are the expected counts; without them
+    every group must have as many as the largest.
+    Rows come sorted by layer, sparsity, implementation, round, execution.
+
+    Raises FileNotFoundError or ValueError.
+    """
+    path = Path(path)
+    samples = _load_csv(path, SAMPLE_COLUMNS, nullable=())
+    if not (samples["seconds"] > 0).all():
+        lowest = samples["seconds"].min()
+        raise _error(path, "seconds", "positive values", f"{lowest}", MEASURE_AGAIN)
+    _require_one(path, samples, "device")
+    _require_one(path, samples, "run")
+    _require_implementations(path, samples)
+    shapes = samples[SHAPE].drop_duplicates()
+    if shapes["layer"].duplicated().any():
+        name = shapes["layer"][shapes["layer"].duplicated()].iloc[0]
+        raise _error(path, f"layer {name}", "one shape", "several shapes", MEASURE_AGAIN)
+    constant = samples.groupby(GROUP)[["layout", "threads", "nonzeros"]].nunique()
+    for column in constant:
+        mixed = constant.index[constant[column] > 1]
+        if len(mixed):
+            where = _name(mixed[0])
+            raise _error(path, where, f"one value of {column}", "several", MEASURE_AGAIN)
+    _require_complete(path, samples, rounds, executions)
+    return samples.sort_values(
+        ["out_channels", *GROUP, "round", "execution"], ignore_index=True, kind="stable"
+    )
+
+
+def load_errors(path: str | Path) -> pd.DataFrame:
+    """Load errors.csv or one check/<layer>.csv: maximum absolute errors.
+
+    Only bound_fraction may be empty. Raises FileNotFoundError or ValueError.
+    """
+    path = Path(path)
+    errors = _load_csv(path, ERROR_COLUMNS, nullable=("bound_fraction",))
+    if not (errors["max_abs_error"] >= 0).all():
+        lowest = errors["max_abs_error"].min()
+        raise _error(path, "max_abs_error", "no negative value", f"{lowest}", "check again")
+    _require_one(path, errors, "device")
+    _require_one(path, errors, "run")
+    key = [*GROUP, "reference", "weights"]
+    if errors.duplicated(key).any():
+        twice = errors.loc[errors.duplicated(key), key].iloc[0].to_dict()
+        raise _error(path, f"row {twice}", "once", "several times", "check the layer again")
+    return errors.sort_values(["out_channels", *key], ignore_index=True, kind="stable")
+
+
+def load_peaks(path: str | Path) -> dict[str, Any]:
+    """Load peaks.json: peak_flops (FLOP/s), bandwidth (bytes/s), threads.
+
+    Raises FileNotFoundError or ValueError.
+    """
+    path = Path(path)
+    peaks = _load_json(path, ("peak_flops", "bandwidth"))
+    for key in ("peak_flops", "bandwidth"):
+        value = peaks[key]
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+            raise _error(path, key, "a positive number", repr(value), "measure the ceilings again")
+    return peaks
+
+
+def _error(path: Path, what: str, expected: str, got: str, step: str) -> ValueError:
+    return ValueError(f"{path}: {what}: expected {expected}, got {got}; {step}")
+
+
+def _name(group: Iterable[Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in zip(GROUP, group, strict=True))
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: not found; measure first, or name another folder")
+
+
+def _load_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
+    _require_file(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _error(path, "content", "JSON", f"{error}", "measure again") from None
+    if not isinstance(content, dict):
+        raise _error(path, "content", "an object", type(content).__name__, "measure again")
+    for key in keys:
+        if key not in content:
+            raise _error(path, f"key {key}", "a value", "none", "measure again")
+    return content
+
+
+def _load_csv(path: Path, columns: Sequence[str], nullable: tuple[str, ...]) -> pd.DataFrame:
+    _require_file(path)
+    try:
+        header = list(pd.read_csv(path, nrows=0).columns)
+    except pd.errors.EmptyDataError:
+        header = []
+    if header != list(columns):
+        got = ",".join(header) or "none"
+        raise _error(path, "columns", ",".join(columns), got, "measure again")
+    text = pd.read_csv(path, dtype="str", keep_default_na=False)
+    if text.empty:
+        raise _error(path, "rows", "at least one", "none", "measure again")
+    parsed = {}
+    for column in columns:
+        values = text[column]
+        empty = values == ""
+        if column not in nullable and empty.any():
+            line = int(empty.to_numpy().argmax()) + 2
+            raise _error(path, f"{column} in line {line}", "a value", "none", MEASURE_AGAIN)
+        if column in TEXT:
+            parsed[column] = values
+            continue
+        whole = column not in FLOATS
+        numbers = pd.to_numeric(values.where(~empty, "nan"), errors="coerce")
+        wrong = (numbers.isna() | ~numbers.abs().lt(math.inf)) & ~empty
+        if whole:
+            wrong |= numbers.ne(numbers.round())
+        if wrong.any():
+            line = int(wrong.to_numpy().argmax()) + 2
+            expected = "an integer" if whole else "a finite number"
+            got = repr(values.iloc[line - 2])
+            raise _error(path, f"{column} in line {line}", expected, got, MEASURE_AGAIN)
+        parsed[column] = numbers.astype("int64" if whole else "float64")
+    frame = pd.DataFrame(parsed)
+    # The same sparsity must compare equal whatever arithmetic wrote it.
+    frame["sparsity"] = frame["sparsity"].round(6)
+    return frame
+
+
+def _require_device(path: Path, settings: dict[str, Any]) -> None:
+    family = settings["device"].get("family")
+    if not isinstance(family, str):
+        raise _error(path, "device.family", "a name", repr(family), "measure again")
+
+
+def _require_one(path: Path, frame: pd.DataFrame, column: str) -> None:
+    values = sorted(frame[column].unique())
+    if len(values) != 1:
+        got = ", ".join(values)
+        raise _error(path, column, "one value", got, f"keep each {column} in a folder of its own")
+
+
+def _require_same(path: Path, what: str, got: set[Any], expected: set[Any]) -> None:
+    if got != expected:
+        raise _error(
+            path,
+            what,
+            f"{sorted(expected)} as in settings.json",
+            f"{sorted(got)}",
+            "measure again with these settings",
+        )
+
+
+def _require_implementations(path: Path, samples: pd.DataFrame) -> None:
+    for (layer, sparsity), group in samples.groupby(["layer", "sparsity"]):
+        got = set(group["implementation"])
+        if got != IMPLEMENTATIONS:
+            raise _error(
+                path,
+                f"layer {layer}, sparsity {sparsity}, implementation",
+                "dense and sparse",
+                " and ".join(sorted(got)),
+                MEASURE_AGAIN,
+            )
+
+
+def _require_complete(
+    path: Path, samples: pd.DataFrame, rounds: int | None, executions: int | None
+) -> None:
+    if samples.duplicated([*GROUP, "round", "execution"]).any():
+        twice = samples.loc[samples.duplicated([*GROUP, "round", "execution"])].iloc[0]
+        where = _name(twice[GROUP])
+        what = f"{where}, round {twice['round']}, execution {twice['execution']}"
+        raise _error(path, what, "one row", "several", MEASURE_AGAIN)
+    per_group = samples.groupby(GROUP)["round"].nunique()
+    expected = rounds if rounds is not None else int(per_group.max())
+    if (per_group != expected).any():
+        where = per_group.index[per_group != expected][0]
+        got = f"{per_group[where]}"
+        raise _error(path, _name(where), f"{expected} rounds", got, MEASURE_AGAIN)
+    per_round = samples.groupby([*GROUP, "round"]).size()
+    expected = executions if executions is not None else int(per_round.max())
+    if (per_round != expected).any():
+        where = per_round.index[per_round != expected][0]
+        what = f"{_name(where[:-1])}, round {where[-1]}"
+        raise _error(path, what, f"{expected} executions", f"{per_round[where]}", MEASURE_AGAIN)
