@@ -1,0 +1,1 @@
+"""Drawing of the figures from stored data. Imports no torch."""

@@ -1,0 +1,51 @@
+"""Figure 6: execution times of the sparse (solid) and the dense convolution (dashed).
+
+Milliseconds against sparsity, one colour per number of output channels; mean over rounds
+with its standard error. The paper prints no execution times, so its panels hold nothing
+where no such device was measured.
+"""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from packedconv.evidence import statistics
+from packedconv.evidence.samples import Results
+from packedconv.plots.arguments import figure_parser, run
+from packedconv.plots.save import save_figure
+from packedconv.plots.series import no_value_axis, series_figure
+from packedconv.plots.source import Source, load_source, with_printed
+from packedconv.plots.style import IMPLEMENTATIONS
+
+COLUMNS = [
+    *("layer", "out_channels", "sparsity", "implementation", "layout"),
+    *("milliseconds", "sem", "rounds"),
+]
+KINDS = [
+    ("sparse", IMPLEMENTATIONS["sparse"], "-"),
+    ("dense", IMPLEMENTATIONS["dense"], "--"),
+]
+
+
+def measure(results: Results) -> pd.DataFrame:
+    times = statistics.times(results.samples)
+    return times.assign(milliseconds=1e3 * times["mean"], sem=1e3 * times["sem"])[COLUMNS]
+
+
+def draw(source: Source) -> tuple[Figure, pd.DataFrame]:
+    data = with_printed(source, source.measured(measure), COLUMNS, "milliseconds")
+    figure, axes = series_figure(source, data, "milliseconds", "Execution time (ms)", KINDS)
+    if data.empty:
+        no_value_axis(axes, "the paper prints no execution times as numbers")
+    else:
+        axes.set_ylim(bottom=0)
+    return figure, data
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = figure_parser(__doc__).parse_args(arguments)
+    figure, data = draw(load_source(options, figure=6))
+    save_figure(figure, data, options.out)
+
+
+if __name__ == "__main__":
+    run(main)
