@@ -1,0 +1,535 @@
+"""From source to every figure, table and claim of the paper, with measurements of one device.
+
+build -> weights -> check -> bench -> collect -> figures, tables, claims, audit -> all
+"""
+
+import glob
+import os
+import pathlib
+import shlex
+import sys
+import sysconfig
+
+from packedconv import config as configuration
+from snakemake.exceptions import WorkflowError
+
+
+configfile: "config/config.yaml"
+
+
+ROOT = pathlib.Path(workflow.basedir)
+# Jobs run in the environment that runs Snakemake, whether or not it is activated.
+shell.prefix(f"PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; ")
+
+try:
+    SETTINGS = configuration.resolve(config, ROOT)
+    DEVICE, RUN = SETTINGS["device"]["name"], SETTINGS["run"]
+    RESULTS = f"results/{DEVICE}/{RUN}"
+    configuration.check_stored_settings(SETTINGS, ROOT / RESULTS / "settings.json")
+except ValueError as error:
+    raise WorkflowError(str(error)) from None
+
+LAYERS = [layer["name"] for layer in SETTINGS["layers"]]
+# The default run's figures lie directly in figures/.
+FIGURES = "figures" if RUN == configuration.DEFAULT_RUN else f"figures/{RUN}"
+
+FAMILIES = {
+    name: configuration.load_device(ROOT, name)["family"]
+    for name in configuration.device_names(ROOT)
+}
+# The device family that each panel of the paper shows.
+PANELS = {"a": "a100", "b": "tegra-x1"}
+
+PANEL_SCRIPTS = {
+    "fig5": "scripts/fig5_speedup.py",
+    "fig6": "scripts/fig6_times.py",
+    "fig7": "scripts/fig7_measured_roofline.py",
+    "fig8": "scripts/fig8_errors.py",
+}
+DRAWING_SCRIPTS = {
+    "fig1": "scripts/fig1_sparse_convolution.py",
+    "fig3": "scripts/fig3_thread_mapping.py",
+    "fig4": "scripts/fig4_packed_word.py",
+}
+TABLE_SCRIPTS = {
+    "table1": "scripts/table1_arithmetic_intensity.py",
+    "table2": "scripts/table2_winograd_a100.py",
+    "table3": "scripts/table3_winograd_jetson_nano.py",
+    "table4": "scripts/table4_artifacts.py",
+    "table6": "scripts/table6_versions.py",
+    "audit": "scripts/audit.py",
+}
+
+# What a rule's result depends on beside its script: two lists, so that an edit of a plot
+# never measures again.
+PACKAGE = "python/packedconv"
+MEASURE_SOURCES = sorted(
+    glob.glob(f"{PACKAGE}/bench/*.py")
+    + [
+        f"{PACKAGE}/{name}.py"
+        for name in (
+            "arguments",
+            "conv",
+            "device",
+            "files",
+            "layer",
+            "packed",
+            "weights",
+        )
+    ]
+)
+PLOT_SOURCES = sorted(
+    glob.glob(f"{PACKAGE}/plots/*.py")
+    + glob.glob(f"{PACKAGE}/evidence/*.py")
+    + [f"{PACKAGE}/{name}.py" for name in ("files", "layer", "roofline", "weights")]
+    + ["figures/packedconv.mplstyle", "config/schema/paper.schema.yaml"]
+)
+COMPILED_SOURCES = sorted(
+    path for path in glob.glob("csrc/**", recursive=True) if os.path.isfile(path)
+)
+
+
+def trio(stem):
+    """A figure and its plotted data."""
+    return [f"{stem}.{suffix}" for suffix in ("pdf", "png", "csv")]
+
+
+def table(stem):
+    return [f"{stem}.{suffix}" for suffix in ("csv", "md", "tex")]
+
+
+def results_of(family):
+    """Results folders of this run for a device family: measured here, or brought here."""
+    devices = [name for name in FAMILIES if FAMILIES[name] == family]
+    return [
+        f"results/{name}/{RUN}"
+        for name in devices
+        if name == DEVICE or os.path.exists(f"results/{name}/{RUN}/samples.csv")
+    ]
+
+
+def measured(folder):
+    """The files of a results folder that figures and claims read."""
+    names = ("settings.json", "samples.csv", "errors.csv", "peaks.json")
+    facts = (
+        [f"{folder}/bench/{layer}.json" for layer in LAYERS]
+        if folder == RESULTS
+        else sorted(glob.glob(f"{folder}/bench/*.json"))
+    )
+    return [*(f"{folder}/{name}" for name in names), *facts]
+
+
+def panel_inputs(wildcards):
+    return [
+        path
+        for folder in results_of(PANELS[wildcards.panel])
+        for path in measured(folder)
+    ]
+
+
+def results_option(folders):
+    return f"--results {' '.join(folders)}" if folders else ""
+
+
+# Judged for real where results of the paper's device are at hand, by analogy on this one.
+CLAIM_RESULTS = list(
+    dict.fromkeys(
+        [RESULTS] + [path for family in PANELS.values() for path in results_of(family)]
+    )
+)
+
+# A measurement takes the whole machine, whatever --cores says.
+MEASURE_THREADS = 1_000_000
+
+MEASURE_TIMES = [
+    f"{RESULTS}/times/{step}.tsv"
+    for step in (
+        *(
+            f"{step}_{layer}"
+            for step in ("weights", "check", "bench")
+            for layer in LAYERS
+        ),
+        "ceilings",
+        "collect",
+    )
+]
+ANALYSIS_TIMES = [
+    f"{RESULTS}/times/{target}.tsv"
+    for target in (
+        *DRAWING_SCRIPTS,
+        *(
+            f"{figure}{panel}"
+            for figure in ("fig2", *PANEL_SCRIPTS)
+            for panel in PANELS
+        ),
+        *(f"device_{figure}" for figure in ("fig2", *PANEL_SCRIPTS)),
+        *TABLE_SCRIPTS,
+        "claims",
+    )
+]
+
+
+wildcard_constraints:
+    layer="|".join(LAYERS),
+    panel="a|b",
+    device="|".join(FAMILIES),
+
+
+rule all:
+    input:
+        [trio(f"{FIGURES}/{figure}") for figure in DRAWING_SCRIPTS],
+        [
+            trio(f"{FIGURES}/{figure}{panel}")
+            for figure in ("fig2", *PANEL_SCRIPTS)
+            for panel in PANELS
+        ],
+        [trio(f"{FIGURES}/{DEVICE}/{figure}") for figure in ("fig2", *PANEL_SCRIPTS)],
+        [table(f"{FIGURES}/{name}") for name in (*TABLE_SCRIPTS, "table5", "claims")],
+    message:
+        "All figures, tables, claims and the audit are there"
+
+
+rule build:
+    """Compile the extension in place; measuring depends on the stamp, not on the binary."""
+    input:
+        script="scripts/build.py",
+        sources=COMPILED_SOURCES,
+    output:
+        module=f"{PACKAGE}/_core{sysconfig.get_config_var('EXT_SUFFIX')}",
+        stamp="build/extension.json",
+    log:
+        "logs/build.log",
+    benchmark:
+        "build/build.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: workflow.cores
+    message:
+        "Compiling the extension"
+    shell:
+        "python {input.script} --stamp {output.stamp} > {log} 2>&1"
+
+
+rule settings:
+    """What this run measures, for scripts that know neither YAML nor Snakemake."""
+    input:
+        script="scripts/settings.py",
+    output:
+        f"{RESULTS}/settings.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/settings.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        text=configuration.settings_text(SETTINGS),
+    message:
+        "Writing the settings of the run: {output}"
+    shell:
+        "python {input.script} --text {params.text:q} --out {output} > {log} 2>&1"
+
+
+rule weights:
+    """Fixed-seed sparse weights of one layer at every sparsity."""
+    input:
+        script="scripts/weights.py",
+        settings=rules.settings.output,
+        sources=MEASURE_SOURCES,
+    output:
+        weights=f"{RESULTS}/weights/{{layer}}.npz",
+        manifest=f"{RESULTS}/weights/{{layer}}.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/weights_{{layer}}.log",
+    benchmark:
+        f"{RESULTS}/times/weights_{{layer}}.tsv"
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Drawing weights of layer {wildcards.layer}"
+    shell:
+        "python {input.script} --settings {input.settings} --layer {wildcards.layer}"
+        " --out {output.weights} --manifest {output.manifest} > {log} 2>&1"
+
+
+rule check:
+    """The kernels against float64, before anything is timed."""
+    input:
+        script="scripts/check.py",
+        settings=rules.settings.output,
+        weights=rules.weights.output.weights,
+        stamp=rules.build.output.stamp,
+        sources=MEASURE_SOURCES,
+    output:
+        f"{RESULTS}/check/{{layer}}.csv",
+    log:
+        f"logs/{DEVICE}/{RUN}/check_{{layer}}.log",
+    benchmark:
+        f"{RESULTS}/times/check_{{layer}}.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: workflow.cores
+    message:
+        "Checking layer {wildcards.layer} against float64"
+    shell:
+        "python {input.script} --settings {input.settings} --layer {wildcards.layer}"
+        " --weights {input.weights} --out {output} > {log} 2>&1"
+
+
+rule ceilings:
+    """Measured roofs of the device: FP32 peak and memory bandwidth."""
+    input:
+        script="scripts/ceilings.py",
+        settings=rules.settings.output,
+        stamp=rules.build.output.stamp,
+        sources=MEASURE_SOURCES,
+    output:
+        f"{RESULTS}/ceilings.csv",
+    log:
+        f"logs/{DEVICE}/{RUN}/ceilings.log",
+    benchmark:
+        f"{RESULTS}/times/ceilings.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: MEASURE_THREADS
+    message:
+        "Measuring the ceilings of the device"
+    shell:
+        "python {input.script} --settings {input.settings} --out {output} > {log} 2>&1"
+
+
+rule bench:
+    """Time one layer: all sparsities and contenders, rounds interleaved, in one process."""
+    input:
+        script="scripts/bench.py",
+        settings=rules.settings.output,
+        weights=rules.weights.output.weights,
+        check=rules.check.output,
+        stamp=rules.build.output.stamp,
+        sources=MEASURE_SOURCES,
+    output:
+        samples=f"{RESULTS}/bench/{{layer}}.csv",
+        facts=f"{RESULTS}/bench/{{layer}}.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/bench_{{layer}}.log",
+    benchmark:
+        f"{RESULTS}/times/bench_{{layer}}.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: MEASURE_THREADS
+    message:
+        "Timing layer {wildcards.layer}"
+    shell:
+        "python {input.script} --settings {input.settings} --layer {wildcards.layer}"
+        " --weights {input.weights} --stamp {input.stamp}"
+        " --out {output.samples} --facts {output.facts} --log {log}"
+
+
+rule collect:
+    """All samples of the run in one table, refused when they exceed the measured peak."""
+    input:
+        script="scripts/collect.py",
+        bench=expand(rules.bench.output.samples, layer=LAYERS),
+        facts=expand(rules.bench.output.facts, layer=LAYERS),
+        checks=expand(rules.check.output, layer=LAYERS),
+        ceilings=rules.ceilings.output,
+        sources=[*MEASURE_SOURCES, f"{PACKAGE}/collect.py", f"{PACKAGE}/roofline.py"],
+    output:
+        samples=f"{RESULTS}/samples.csv",
+        errors=f"{RESULTS}/errors.csv",
+        peaks=f"{RESULTS}/peaks.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/collect.log",
+    benchmark:
+        f"{RESULTS}/times/collect.tsv"
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Collecting the samples"
+    shell:
+        "python {input.script} --bench {input.bench} --facts {input.facts}"
+        " --checks {input.checks} --ceilings {input.ceilings} --out {output.samples}"
+        " --errors {output.errors} --peaks {output.peaks} > {log} 2>&1"
+
+
+rule drawing:
+    """Figures 1, 3 and 4: drawn from a layer, the mapping and a packed weight."""
+    input:
+        script=lambda wildcards: DRAWING_SCRIPTS[wildcards.figure],
+        module=rules.build.output.module,
+        sources=PLOT_SOURCES,
+        packing=f"{PACKAGE}/packed.py",
+    output:
+        multiext(f"{FIGURES}/{{figure}}", pdf=".pdf", png=".png", csv=".csv"),
+    log:
+        f"logs/{DEVICE}/{RUN}/{{figure}}.log",
+    benchmark:
+        f"{RESULTS}/times/{{figure}}.tsv"
+    wildcard_constraints:
+        figure="|".join(DRAWING_SCRIPTS),
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Drawing {output.pdf}"
+    shell:
+        "python {input.script} --out {output.pdf} > {log} 2>&1"
+
+
+rule roofline_panel:
+    """Figure 2a or 2b: the paper's device as stated."""
+    input:
+        script="scripts/fig2_roofline.py",
+        paper="config/paper.yaml",
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/fig2{{panel}}", pdf=".pdf", png=".png", csv=".csv"),
+    log:
+        f"logs/{DEVICE}/{RUN}/fig2{{panel}}.log",
+    benchmark:
+        f"{RESULTS}/times/fig2{{panel}}.tsv"
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Rendering {output.pdf}"
+    shell:
+        "python {input.script} --panel {wildcards.panel} --paper {input.paper}"
+        " --out {output.pdf} > {log} 2>&1"
+
+
+rule panel:
+    """Figures 5 to 8, a and b: printed values, and measurements of that device family."""
+    input:
+        script=lambda wildcards: PANEL_SCRIPTS[wildcards.figure],
+        paper="config/paper.yaml",
+        results=panel_inputs,
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/{{figure}}{{panel}}", pdf=".pdf", png=".png", csv=".csv"),
+    log:
+        f"logs/{DEVICE}/{RUN}/{{figure}}{{panel}}.log",
+    benchmark:
+        f"{RESULTS}/times/{{figure}}{{panel}}.tsv"
+    wildcard_constraints:
+        figure="|".join(PANEL_SCRIPTS),
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=lambda wildcards: results_option(results_of(PANELS[wildcards.panel])),
+    message:
+        "Rendering {output.pdf}"
+    shell:
+        "python {input.script} --panel {wildcards.panel} --paper {input.paper}"
+        " {params.results} --out {output.pdf} > {log} 2>&1"
+
+
+rule device_figure:
+    """Figures 2 and 5 to 8 of one device, measured."""
+    input:
+        script=lambda wildcards: {"fig2": "scripts/fig2_roofline.py", **PANEL_SCRIPTS}[
+            wildcards.figure
+        ],
+        results=lambda wildcards: measured(f"results/{wildcards.device}/{RUN}"),
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/{{device}}/{{figure}}", pdf=".pdf", png=".png", csv=".csv"),
+    log:
+        f"logs/{{device}}/{RUN}/{{figure}}.log",
+    benchmark:
+        f"results/{{device}}/{RUN}/times/device_{{figure}}.tsv"
+    wildcard_constraints:
+        figure="|".join(["fig2", *PANEL_SCRIPTS]),
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=lambda wildcards: f"results/{wildcards.device}/{RUN}",
+    message:
+        "Rendering {output.pdf}"
+    shell:
+        "python {input.script} --results {params.results} --out {output.pdf} > {log} 2>&1"
+
+
+rule theory:
+    """Tables 1 to 3 recomputed, tables 4 and 6, and the audit: no measurement needed."""
+    input:
+        script=lambda wildcards: TABLE_SCRIPTS[wildcards.table],
+        paper="config/paper.yaml",
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/{{table}}", csv=".csv", md=".md", tex=".tex"),
+    log:
+        f"logs/{DEVICE}/{RUN}/{{table}}.log",
+    benchmark:
+        f"{RESULTS}/times/{{table}}.tsv"
+    wildcard_constraints:
+        table="|".join(TABLE_SCRIPTS),
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Computing {output.md}"
+    shell:
+        "python {input.script} --paper {input.paper} --out {output.csv} > {log} 2>&1"
+
+
+rule claims:
+    """Every statement of the paper with what was obtained here, and a verdict."""
+    input:
+        script="scripts/claims.py",
+        paper="config/paper.yaml",
+        results=[path for folder in CLAIM_RESULTS for path in measured(folder)],
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/claims", csv=".csv", md=".md", tex=".tex"),
+    log:
+        f"logs/{DEVICE}/{RUN}/claims.log",
+    benchmark:
+        f"{RESULTS}/times/claims.tsv"
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=CLAIM_RESULTS,
+        device=DEVICE,
+    message:
+        "Judging the claims: {output.md}"
+    shell:
+        "python {input.script} --paper {input.paper} --results {params.results}"
+        " --device {params.device} --out {output.csv} > {log} 2>&1"
+
+
+rule steps:
+    """Measured seconds of each step of table 5, from what Snakemake timed."""
+    input:
+        script="scripts/steps.py",
+        # How long a re-rendering took says nothing new: only a first run counts.
+        setup=ancient([path for path in ["build/setup.json"] if os.path.exists(path)]),
+        compilation=ancient(rules.build.benchmark),
+        benchmark=ancient(MEASURE_TIMES),
+        analysis=ancient(ANALYSIS_TIMES),
+    output:
+        f"{RESULTS}/steps.csv",
+    log:
+        f"logs/{DEVICE}/{RUN}/steps.log",
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Adding up the time that each step took"
+    shell:
+        "python {input.script} --setup {input.setup} --compilation {input.compilation}"
+        " --benchmark {input.benchmark} --analysis {input.analysis} --out {output} > {log} 2>&1"
+
+
+rule table5:
+    """Minutes of each step, measured beside printed."""
+    input:
+        script="scripts/table5_times.py",
+        paper="config/paper.yaml",
+        steps=rules.steps.output,
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/table5", csv=".csv", md=".md", tex=".tex"),
+    log:
+        f"logs/{DEVICE}/{RUN}/table5.log",
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Computing {output.md}"
+    shell:
+        "python {input.script} --paper {input.paper} --steps {input.steps}"
+        " --out {output.csv} > {log} 2>&1"

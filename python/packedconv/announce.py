@@ -1,0 +1,259 @@
+"""What a run will do, said before it starts: its steps, about how long, what it can decide.
+
+Imports no torch: it is to be read at once.
+"""
+
+import argparse
+import glob
+import json
+import os
+import pathlib
+import shutil
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import yaml
+
+from packedconv import config as configuration
+from packedconv.bench.settings import layers_of
+from packedconv.device import cpu_title, usable_cores
+from packedconv.evidence import claims, published
+from packedconv.roofline import dense_flops
+
+# Rough costs: good for "about", never for a result.
+COMPILATION_SECONDS = 60.0
+ANALYSIS_SECONDS = 90.0
+LAYER_SECONDS = 15.0  # of a layer: starting processes, weights, the check, trial executions
+SPARSE_SHARE = 0.3  # a sparse execution, in dense ones
+DENSE_SHARE = 0.7  # of a matrix product's rate, that a dense convolution reaches
+
+ANSWERS = {
+    "decidable": "decide {}",
+    "analogue": "show an analogue of {}, which decides nothing about the paper",
+    "not": "say nothing about {}",
+}
+BUSY_LOAD = 0.5  # load average per CPU above which measurements suffer
+
+
+class Machine(NamedTuple):
+    """The machine at hand: memory and disk in bytes, load average over a minute."""
+
+    title: str
+    cpus: int
+    cores: int
+    memory: int
+    free_memory: int
+    free_disk: int
+    load: float
+
+
+class Plan(NamedTuple):
+    """A run about to start.
+
+    settings: as settings.json. steps: seconds by step. measured: whether they come from an
+    earlier run on this machine. decidable: what this device can say of each statement of
+    the paper, as claims.decidable.
+    """
+
+    settings: Mapping[str, Any]
+    machine: Machine
+    steps: Mapping[str, float]
+    measured: bool
+    decidable: Mapping[str, str]
+
+    @property
+    def figures(self) -> str:
+        """Folder that the run renders into."""
+        run = self.settings["run"]
+        return "figures" if run == configuration.DEFAULT_RUN else f"figures/{run}"
+
+
+def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".") -> Plan:
+    """The plan of `snakemake all` with these configuration files and further arguments.
+
+    Raises ValueError for a configuration that the workflow would refuse.
+    """
+    folder = pathlib.Path(root)
+    settings = configuration.resolve(merged_config(config_files, arguments, folder), folder)
+    device = settings["device"]
+    seconds = stored_seconds(settings, folder)
+    measured = seconds is not None
+    if not measured:
+        seconds = benchmark_seconds(settings, DENSE_SHARE * matrix_rate())
+    built = (folder / "build/extension.json").exists()
+    return Plan(
+        settings=settings,
+        machine=machine(folder),
+        steps={
+            "compilation": 0.0 if built else COMPILATION_SECONDS,
+            "benchmark": seconds,
+            "analysis": ANALYSIS_SECONDS,
+        },
+        measured=measured,
+        decidable=claims.decidable(
+            published.load(str(folder / "config/paper.yaml")), device["family"], settings
+        ),
+    )
+
+
+def merged_config(
+    config_files: Sequence[str], arguments: Sequence[str], root: pathlib.Path
+) -> dict[str, Any]:
+    """The configuration that Snakemake will see for these arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-C", nargs="*", default=[], action="extend")
+    parser.add_argument("--configfile", "--configfiles", nargs="+", default=[], action="extend")
+    options, _ = parser.parse_known_args(arguments)
+    merged = configuration.load_yaml(root / "config/config.yaml")
+    for path in (*config_files, *options.configfile):
+        _update(merged, configuration.load_yaml(root / path) or {})
+    for entry in options.config:
+        key, _, value = entry.partition("=")
+        _update(merged, {key: _value(value)})
+    return merged
+
+
+def _value(text: str) -> Any:
+    """A value of --config as Snakemake reads it: inside a list, numbers stay text."""
+    if text in ("", "True", "False"):
+        return {"": None, "True": True, "False": False}[text]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return yaml.load(text, Loader=yaml.BaseLoader)
+
+
+def _update(target: dict[str, Any], source: Mapping[str, Any]) -> None:
+    """Merge as Snakemake does: mappings key by key, anything else replaced."""
+    for key, value in source.items():
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            _update(target[key], value)
+        else:
+            target[key] = value
+
+
+def machine(root: pathlib.Path) -> Machine:
+    memory = psutil.virtual_memory()
+    return Machine(
+        title=cpu_title(),
+        cpus=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
+        memory=memory.total,
+        free_memory=memory.available,
+        free_disk=shutil.disk_usage(root).free,
+        load=os.getloadavg()[0],
+    )
+
+
+def matrix_rate() -> float:
+    """FLOP/s of matrix products on all cores, from a twentieth of a second: a rough speed.
+
+    The matrix is too small to be shared among threads, whose waiting would be measured on a
+    busy machine.
+    """
+    size = 64
+    matrix = np.ones((size, size), dtype=np.float32)
+    best = float("inf")
+    end = time.perf_counter() + 0.05
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        matrix @ matrix
+        best = min(best, time.perf_counter() - start)
+    return usable_cores() * 2 * size**3 / best
+
+
+def work(settings: Mapping[str, Any]) -> float:
+    """Dense FLOP that a benchmark is worth, its sparse executions included."""
+    protocol = settings["protocol"]
+    executions = protocol["warmup_executions"] + protocol["rounds"] * protocol["executions"]
+    share = 1 + SPARSE_SHARE * len(settings["sparsities"])
+    return executions * share * sum(dense_flops(layer) for layer in layers_of(settings))
+
+
+def benchmark_seconds(settings: Mapping[str, Any], flops_per_second: float) -> float:
+    """About how long a benchmark takes on a machine of this dense rate."""
+    return work(settings) / flops_per_second + LAYER_SECONDS * len(settings["layers"])
+
+
+def stored_seconds(settings: Mapping[str, Any], root: pathlib.Path) -> float | None:
+    """How long it takes by the largest earlier run of this device, or None without one."""
+    device = settings["device"]["name"]
+    runs = []
+    for path in glob.glob(str(root / "results" / device / "*" / "steps.csv")):
+        try:
+            with open(path, encoding="utf-8") as stream:
+                rows = dict(line.strip().split(",") for line in stream if line.strip())
+            with open(os.path.join(os.path.dirname(path), "settings.json")) as stream:
+                earlier = json.load(stream)
+            started = LAYER_SECONDS * len(earlier["layers"])
+            runs.append((work(earlier), max(0.0, float(rows["benchmark"]) - started)))
+        except (OSError, ValueError, KeyError):
+            continue
+    if not runs or max(runs)[0] < work(settings) / 20:
+        return None  # a much smaller run says little about this one
+    earlier_work, seconds = max(runs)
+    return seconds * work(settings) / earlier_work + LAYER_SECONDS * len(settings["layers"])
+
+
+def about(seconds: float) -> str:
+    """A duration as a reader wants it: half a minute at least, whole minutes above two."""
+    minutes = seconds / 60
+    if minutes < 0.75:
+        return "under 1 min"
+    return f"about {round(minutes)} min"
+
+
+def describe(plan: Plan) -> str:
+    """The announcement, a text of a screen."""
+    settings, here = plan.settings, plan.machine
+    protocol = settings["protocol"]
+    gigabytes = 1e-9
+    compilation = about(plan.steps["compilation"]) if plan.steps["compilation"] else "done"
+    lines = [
+        f"Run {settings['run']} on device {settings['device']['name']}, seed {settings['seed']}:"
+        f" {about(sum(plan.steps.values()))}"
+        + (" by an earlier run here." if plan.measured else " by a rough guess."),
+        f"  compilation  {compilation}",
+        f"  benchmark    {about(plan.steps['benchmark'])}: {len(settings['layers'])} layers,"
+        f" {len(settings['sparsities'])} sparsities, {protocol['rounds']} rounds of"
+        f" {protocol['executions']} executions, checked before they are timed",
+        f"  analysis     {about(plan.steps['analysis'])}: figures, tables, audit, claims",
+        "Steps that are finished already are not repeated.",
+        f"Machine: {here.title}, {here.cpus} CPUs ({here.cores} cores),"
+        f" {here.free_memory * gigabytes:.1f} of {here.memory * gigabytes:.1f} GB memory free,"
+        f" {here.free_disk * gigabytes:.0f} GB disk free, load {here.load:.1f}",
+    ]
+    if here.load > BUSY_LOAD * here.cpus:
+        lines.append(
+            f"Warning: the machine is busy (load {here.load:.1f} on {here.cpus} CPUs);"
+            " times measured now will be off."
+        )
+    lines.append(f"Of the paper's {len(plan.decidable)} statements, a run on this device can")
+    for answer, title in ANSWERS.items():
+        ids = [identity for identity, found in plan.decidable.items() if found == answer]
+        lines.append(f"  {title.format(len(ids))}{':' if ids else '.'}")
+        lines.extend(_indented(", ".join(ids)))
+    return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    margin = "    "
+    return textwrap.wrap(
+        text, 96, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )
+
+
+def where_to_look(plan: Plan) -> str:
+    """What to open once a run has ended well."""
+    device, run = plan.settings["device"]["name"], plan.settings["run"]
+    return (
+        f"Done. Verdicts: {plan.figures}/claims.md and {plan.figures}/audit.md."
+        f" Figures and tables: {plan.figures}/ (this device: {plan.figures}/{device}/)."
+        f" Measurements: results/{device}/{run}/. What is what: figures/README.md."
+    )

@@ -1,0 +1,96 @@
+"""What scripts/artifact does once the environment stands: its verbs, as Snakemake and pytest calls.
+
+Started in the root folder of the repository.
+"""
+
+import glob
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+CONFIG_FILES = {"all": [], "smoke": ["config/smoke.yaml"]}
+
+
+def snakemake_command(arguments: Sequence[str]) -> list[str]:
+    """The Snakemake call for a verb or for Snakemake's own arguments.
+
+    Targets come first: --config and --configfile swallow what follows them.
+    """
+    first, *rest = arguments
+    if first in CONFIG_FILES:
+        files = CONFIG_FILES[first]
+        command = ["all", *rest, *(["--configfile", *files] if files else [])]
+    else:
+        command = [first, *rest]
+    chosen = any(
+        argument in ("--jobs", "--cores")
+        or argument.startswith(("-c", "-j", "--cores=", "--jobs="))
+        for argument in command
+    )
+    return ["snakemake", *([] if chosen else ["--cores", "1"]), *command]
+
+
+def run(command: Sequence[str]) -> int:
+    """Run a command in the foreground and return its exit status, 128 + n for signal n."""
+    sys.stdout.flush()
+    process = subprocess.Popen(command)
+    # Ctrl-C reaches the child by itself; what is sent to the launcher alone is passed on.
+    handlers = {signal.SIGINT: signal.SIG_IGN}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            handlers[number] = lambda received, _: process.send_signal(received)
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def run_snakemake(arguments: Sequence[str]) -> int:
+    """Run Snakemake; when it leaves the folder locked, the last line says what unlocks it."""
+    status = run(snakemake_command(arguments))
+    if status and glob.glob(".snakemake/locks/*"):
+        print(
+            "artifact: the folder is locked, by a Snakemake at work in it or by one that was"
+            " killed. Wait for the first; after a kill, run: scripts/artifact --unlock",
+            file=sys.stderr,
+        )
+    return status
+
+
+def run_tests(arguments: Sequence[str]) -> int:
+    status = run_snakemake(["build"])
+    if status:
+        return status
+    # Test processes share the cores, so threads that wait must not spin.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    return run([sys.executable, "-m", "pytest", "-n", "auto", *arguments])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    verb = arguments[0]
+    if verb == "test":
+        return run_tests(arguments[1:])
+    if verb not in CONFIG_FILES:
+        return run_snakemake(arguments)
+    from packedconv import announce  # a pass-through call has no use for what it imports
+
+    try:
+        plan = announce.plan(CONFIG_FILES[verb], arguments[1:])
+    except ValueError as error:
+        print(f"artifact: error: {error}", file=sys.stderr)
+        return 2
+    print(announce.describe(plan))
+    status = run_snakemake(arguments)
+    if status == 0:
+        print(announce.where_to_look(plan))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""The workflow as a whole, on a copy of the repository and a run of a few tiny layers."""
+
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUN = "tiny"
+TINY = """
+run: {run}
+sparsities: [0.90, 0.98]
+protocol: {{rounds: 2, executions: {executions}, warmup_executions: 0, trial_executions: 1}}
+layers:
+  {{batch: 1, in_channels: 8, out_channels: [8, 12], height: 24, width: 24, kernel_size: 3,
+   stride: 1, padding: 1}}
+"""
+# Long enough that a signal finds a measurement at work.
+SLOW_EXECUTIONS = 8000
+
+
+class Checkout:
+    """A copy of the repository with its own results and figures."""
+
+    def __init__(self, folder: pathlib.Path, executions: int = 2) -> None:
+        self.folder = folder
+        ignored = shutil.ignore_patterns("__pycache__", "*.csv", "*.pdf", "*.png", "*.tex")
+        for name in ("config", "csrc", "envs", "figures", "profiles", "python", "scripts"):
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copy2(ROOT / "Snakefile", folder)
+        shutil.copy2(ROOT / "README.md", folder)
+        # Compiled already: copying keeps the times, so that the build is up to date.
+        (folder / "build").mkdir()
+        for name in ("extension.json", "build.tsv"):
+            shutil.copy2(ROOT / "build" / name, folder / "build")
+        self.config = folder / "tiny.yaml"
+        self.config.write_text(TINY.format(run=RUN, executions=executions))
+
+    @property
+    def results(self) -> pathlib.Path:
+        return self.folder / "results" / "cpu" / RUN
+
+    @property
+    def figures(self) -> pathlib.Path:
+        return self.folder / "figures" / RUN
+
+    def command(self, *arguments: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "snakemake", "--cores", "2", *arguments),
+            *("--configfile", str(self.config)),
+        ]
+
+    def environment(self, *paths: pathlib.Path) -> dict:
+        search = os.pathsep.join(str(path) for path in (*paths, self.folder / "python"))
+        return {**os.environ, "PYTHONPATH": search}
+
+    def start(self, *arguments: str, log: str = "run.log") -> subprocess.Popen:
+        with open(self.folder / log, "w") as stream:
+            return subprocess.Popen(
+                self.command(*arguments),
+                cwd=self.folder,
+                env=self.environment(),
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def run(self, *arguments: str, paths: tuple = ()) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(*paths),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def planned_rules(self, *arguments: str) -> set[str]:
+        """Rules that a dry run would run."""
+        done = self.run("-n", *arguments)
+        assert done.returncode == 0, done.stdout
+        table = done.stdout.partition("Job stats:")[2].splitlines()[3:]
+        rules = itertools.takewhile(lambda line: not line.startswith("total"), table)
+        return {line.split()[0] for line in rules}
+
+    def contents(self, folder: pathlib.Path) -> dict[str, str]:
+        return {
+            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A checkout where everything has been made."""
+    checkout = Checkout(tmp_path_factory.mktemp("finished") / "packedconv")
+    done = checkout.run("all")
+    assert done.returncode == 0, done.stdout
+    return checkout
+
+
+def test_every_target_is_there(finished):
+    figures = [f"fig{number}" for number in (1, 3, 4)]
+    figures += [f"fig{number}{panel}" for number in (2, 5, 6, 7, 8) for panel in "ab"]
+    figures += [f"cpu/fig{number}" for number in (2, 5, 6, 7, 8)]
+    tables = [*(f"table{number}" for number in range(1, 7)), "claims", "audit"]
+    for name in figures:
+        for suffix in ("pdf", "png", "csv"):
+            assert (finished.figures / f"{name}.{suffix}").stat().st_size > 0
+    for name in tables:
+        for suffix in ("csv", "md", "tex"):
+            assert (finished.figures / f"{name}.{suffix}").stat().st_size > 0
+
+
+def test_second_run_does_nothing(finished):
+    assert "Nothing to be done" in finished.run("all", "-n").stdout
+
+
+def test_edit_of_a_figure_script_measures_nothing(finished):
+    script = finished.folder / "scripts" / "fig5_speedup.py"
+    original = script.read_text()
+    try:
+        script.write_text(original + "\n# edited\n")
+        assert finished.planned_rules("all") == {"panel", "device_figure", "all"}
+        done = finished.run("all")
+        assert done.returncode == 0, done.stdout
+        assert "Nothing to be done" in finished.run("all", "-n").stdout
+    finally:
+        script.write_text(original)
+        assert finished.run("all").returncode == 0
+
+
+def test_edit_of_the_measuring_code_measures_again(finished):
+    source = finished.folder / "python" / "packedconv" / "bench" / "protocol.py"
+    original = source.read_text()
+    try:
+        source.write_text(original + "\n# edited\n")
+        assert "bench" in finished.planned_rules("all")
+    finally:
+        source.write_text(original)
+
+
+def test_rendering_alone_gives_the_same_bytes_without_torch(finished, tmp_path):
+    (tmp_path / "torch.py").write_text('raise ImportError("rendering must not import torch")\n')
+    for target in (f"figures/{RUN}/fig5a.pdf", f"figures/{RUN}/cpu/fig5.pdf"):
+        path = finished.folder / target
+        before = path.read_bytes()
+        path.unlink()
+        done = finished.run(target, paths=(tmp_path,))
+        assert done.returncode == 0, done.stdout
+        assert path.read_bytes() == before
+    assert "Nothing to be done" in finished.run("all", "-n").stdout
+
+
+def test_second_seed_leaves_the_first_alone(finished):
+    before = finished.contents(finished.results), finished.contents(finished.figures)
+    target = "results/cpu/tiny2/weights/oc8.npz"
+    done = finished.run(target, "--config", "seed=2", "run=tiny2")
+    assert done.returncode == 0, done.stdout
+    weights = [finished.folder / "results/cpu" / run / "weights/oc8.json" for run in (RUN, "tiny2")]
+    assert weights[0].read_text() != weights[1].read_text()
+    assert before == (finished.contents(finished.results), finished.contents(finished.figures))
+
+
+def test_other_settings_under_the_same_run_are_refused(finished):
+    done = finished.run("all", "-n", "--config", "seed=2")
+    assert done.returncode != 0
+    assert "results/cpu/tiny was measured with another seed; name another run" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("sed=2", "'sed' was unexpected"),
+        ("device=a200", "device: expected one of"),
+    ],
+)
+def test_bad_configuration_is_one_clear_message(finished, setting, message):
+    done = finished.run("all", "-n", "--config", setting)
+    assert done.returncode != 0
+    assert message in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_another_device_is_refused(finished):
+    target = "results/a100-sxm4-40gb/elsewhere/samples.csv"
+    done = finished.run(target, "--config", "device=a100-sxm4-40gb", "run=elsewhere")
+    assert done.returncode != 0
+    assert "a100-sxm4-40gb" in done.stdout
+    assert not (finished.folder / target).exists()
+
+
+def wait_for(condition, process, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the workflow ended before the signal"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def layers_being_measured(folder: pathlib.Path) -> set[str]:
+    """Layers of the bench scripts at work in a folder."""
+    found = set()
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode().split("\0")
+                if "scripts/bench.py" in command and os.readlink(entry / "cwd") == str(folder):
+                    found.add(command[command.index("--layer") + 1])
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["snakemake", "group"])
+def test_kill_during_a_measurement(tmp_path, whole_group):
+    checkout = Checkout(tmp_path / "packedconv", executions=SLOW_EXECUTIONS)
+    bench = checkout.results / "bench"
+    target = str((checkout.results / "samples.csv").relative_to(checkout.folder))
+    process = checkout.start(target)
+
+    def finished():
+        return {path.stem for path in bench.glob("oc*.csv")}
+
+    # The next layer at work means that the workflow has taken note of the first.
+    wait_for(lambda: finished() and layers_being_measured(checkout.folder) - finished(), process)
+    finished_layers = {path.name: path.read_bytes() for path in bench.glob("oc*.csv")}
+    assert len(finished_layers) == 1
+    if whole_group:
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+
+    assert checkout.run(target, "--unlock").returncode == 0
+    done = checkout.run(target)
+    assert done.returncode == 0, done.stdout
+    for name, content in finished_layers.items():
+        assert (bench / name).read_bytes() == content
+    assert not layers_being_measured(checkout.folder)
+    assert checkout.run(target, "-n").stdout.count("Nothing to be done") == 1
+    check_complete(checkout)
+
+
+def check_complete(checkout: Checkout) -> None:
+    """The samples are whole, and none is left of a half-written file."""
+    lines = (checkout.results / "samples.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * 2 * 2 * SLOW_EXECUTIONS
+    for path in checkout.results.glob("bench/oc*.json"):
+        facts = json.loads(path.read_text())
+        content = path.with_suffix(".csv").read_bytes()
+        assert facts["samples_sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_two_clones_never_measure_at_once(tmp_path):
+    checkouts = [
+        Checkout(tmp_path / name, executions=SLOW_EXECUTIONS) for name in ("first", "second")
+    ]
+    target = f"results/cpu/{RUN}/samples.csv"
+    processes = [checkout.start(target) for checkout in checkouts]
+    for process in processes:
+        assert process.wait() == 0
+    facts = [
+        json.loads(path.read_text())
+        for checkout in checkouts
+        for path in checkout.results.glob("bench/oc*.json")
+    ]
+    intervals = sorted((fact["before"]["monotonic"], fact["after"]["monotonic"]) for fact in facts)
+    assert len(intervals) == 4
+    for (_, ended), (started, _) in zip(intervals, intervals[1:], strict=False):
+        assert ended <= started
