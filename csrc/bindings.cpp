@@ -12,6 +12,7 @@
 #include "cpu/ceilings.h"
 #include "cpu/conv2d.h"
 #include "cpu/isa.h"
+#include "cuda/gpus.h"
 #include "cuda/mapping_config.h"
 
 namespace py = pybind11;
@@ -68,8 +69,22 @@ py::dict build_info() {
   info["compiler"] = PACKEDCONV_COMPILER;
   info["flags"] = PACKEDCONV_FLAGS;
   info["cplusplus"] = static_cast<long>(__cplusplus);
-  info["cuda"] = false;
+  const std::string cuda = packedconv::cuda_version();
+  info["cuda"] = cuda.empty() ? py::object(py::none()) : py::object(py::str(cuda));
   return info;
+}
+
+py::list gpus() {
+  py::list found;
+  for (const packedconv::Gpu& gpu : packedconv::gpus()) {
+    py::dict values;
+    values["name"] = gpu.name;
+    values["compute_capability"] = py::make_tuple(gpu.compute_major, gpu.compute_minor);
+    values["multiprocessors"] = gpu.multiprocessors;
+    values["memory_bytes"] = gpu.memory_bytes;
+    found.append(values);
+  }
+  return found;
 }
 
 py::dict mapping_config() {
@@ -106,5 +121,6 @@ PYBIND11_MODULE(_core, module) {
   module.def("isa", [] { return std::string(packedconv::selected_isa().name); });
   module.def("isas", &isas);
   module.def("build_info", &build_info);
+  module.def("gpus", &gpus);
   module.def("mapping_config", &mapping_config);
 }

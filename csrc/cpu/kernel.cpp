@@ -109,8 +109,12 @@ void compute(const TileWork& work) {
   return compute_tile<12, 1>(work);
 }
 
-// Enough independent chains to cover FMA latency times two units.
+// Enough independent chains to cover FMA latency times the units, as registers allow.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kChains = 24;
+#else
 constexpr int kChains = 12;
+#endif
 
 double fma_burst(std::int64_t iterations) {
   // Read through volatile, so that nothing is known at compile time.

@@ -46,7 +46,7 @@ struct Isa {
   // Copies `rows` rows of `columns` >= lanes floats between arrays that do not overlap.
   void (*copy_rows)(float* target, std::ptrdiff_t target_step, const float* source,
                     std::ptrdiff_t source_step, std::int64_t rows, std::int64_t columns);
-  // Makes streamed writes visible to other threads; due once after the last compute.
+  // Makes this thread's streamed writes visible to others; due after its compute.
   void (*finish)();
   // Runs `iterations` passes of independent FMAs in registers; returns the FLOP done.
   double (*fma_burst)(std::int64_t iterations);

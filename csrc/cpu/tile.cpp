@@ -36,7 +36,7 @@ void fill_row(float* target, std::int64_t length, const float* source, std::int6
   std::fill(target, target + begin, 0.0f);
   if (stride == 1 && column_stride == 1) {
     if (end > begin)
-      std::memcpy(target + begin, source + first + begin,
+      std::memcpy(target + begin, source + (first + begin),
                   static_cast<std::size_t>(end - begin) * sizeof(float));
   } else {
     for (std::int64_t i = begin; i < end; ++i)

@@ -9,6 +9,13 @@ of Sparse Convolution" (Tuteja et al., 2026); the authors' own code was not avai
 
 import importlib
 import sys
+import typing
+
+if typing.TYPE_CHECKING:
+    from packedconv.conv import conv2d
+    from packedconv.device import devices
+    from packedconv.module import SparseConv2d
+    from packedconv.packed import PackedWeight, PackWarning, pack
 
 __version__ = "0.1.0"
 

@@ -59,12 +59,15 @@ def require(device_file: typing.Mapping[str, typing.Any]) -> Device:
     for device in found:
         if match(device_file, device):
             return device
+    step = "set `device` to the machine at hand, for example device=cpu"
+    if device_file.get("kind") == "cuda":
+        step = "this version has no CUDA kernels and measures on the CPU: device=cpu"
     raise DeviceError(
-        "device: expected {} ({}), found {}; set `device` to the machine at hand, "
-        "for example device=cpu".format(
+        "device: expected {} ({}), found {}; {}".format(
             device_file.get("name"),
             device_file.get("match", "any {}".format(device_file.get("kind"))),
             ", ".join(f"{device.name} ({device.title})" for device in found),
+            step,
         )
     )
 

@@ -1,0 +1,26 @@
+// NVIDIA GPUs that the driver shows. Without CUDA types, so that any compiler reads it.
+#ifndef PACKEDCONV_CUDA_GPUS_H
+#define PACKEDCONV_CUDA_GPUS_H
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace packedconv {
+
+struct Gpu {
+  std::string name;
+  int compute_major, compute_minor;
+  int multiprocessors;
+  std::int64_t memory_bytes;
+};
+
+// Empty without a GPU, without a driver, and in a build without CUDA; never throws for these.
+std::vector<Gpu> gpus();
+
+// Version of the CUDA toolkit compiled with, such as "13.0"; empty in a build without.
+std::string cuda_version();
+
+}  // namespace packedconv
+
+#endif
