@@ -1,8 +1,8 @@
 """Time one layer, sparse and dense, with the paper's protocol."""
 
-from packedconv.bench.script import layer_parser, log_messages, run
-from packedconv.bench.settings import load_settings
 from packedconv.bench.steps import bench
+from packedconv.script import layer_parser, log_messages, run
+from packedconv.settings import load_settings
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 import argparse
 
-from packedconv.bench.script import run
 from packedconv.collect import collect
+from packedconv.script import run
 
 
 def main() -> None:
@@ -13,6 +13,7 @@ def main() -> None:
     parser.add_argument("--facts", metavar="JSON", help="facts, in the same order", **several)
     parser.add_argument("--checks", metavar="CSV", help="errors, one file per layer", **several)
     parser.add_argument("--ceilings", metavar="CSV", required=True)
+    parser.add_argument("--ceilings-facts", metavar="JSON", required=True)
     parser.add_argument("--out", required=True, help="samples of the run to write, .csv")
     parser.add_argument("--errors", required=True, help="errors of the run to write, .csv")
     parser.add_argument("--peaks", required=True, help="peaks of the device to write, .json")
@@ -22,6 +23,7 @@ def main() -> None:
         options.facts,
         options.checks,
         options.ceilings,
+        options.ceilings_facts,
         options.out,
         options.errors,
         options.peaks,

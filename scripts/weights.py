@@ -1,7 +1,7 @@
 """Make the fixed-seed sparse weights of one layer, and their manifest."""
 
-from packedconv.bench.script import layer_parser, run
-from packedconv.bench.settings import find_layer, load_settings
+from packedconv.script import layer_parser, run
+from packedconv.settings import find_layer, load_settings
 from packedconv.weights import make_weights, manifest, save_manifest, save_weights
 
 

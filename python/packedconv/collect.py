@@ -3,9 +3,12 @@
 import json
 import math
 import statistics
+import sys
 import typing
 
-from packedconv.bench.samples_file import (
+from packedconv.layer import Layer
+from packedconv.roofline import border_exact_flops
+from packedconv.samples_file import (
     CEILING_COLUMNS,
     ERROR_COLUMNS,
     SAMPLE_COLUMNS,
@@ -15,10 +18,11 @@ from packedconv.bench.samples_file import (
     text_sha256,
     write_text,
 )
-from packedconv.bench.script import CheckError
-from packedconv.layer import Layer
-from packedconv.roofline import border_exact_flops
+from packedconv.script import CheckError
 from packedconv.weights import sparsity_key
+
+# A machine whose peak during a layer's rounds falls below this share of its best was busy.
+STEADY_SHARE = 0.8
 
 Rows = typing.List[typing.Dict[str, str]]
 Facts = typing.Dict[str, typing.Any]
@@ -31,6 +35,7 @@ def collect(
     facts_paths: typing.Sequence[str],
     check_paths: typing.Sequence[str],
     ceilings_path: str,
+    ceilings_facts_path: str,
     samples_out: str,
     errors_out: str,
     peaks_out: str,
@@ -44,6 +49,7 @@ def collect(
     facts = load_facts(facts_paths, bench_paths)
     errors = [row for path in check_paths for row in read_rows(path, ERROR_COLUMNS)]
     ceilings = read_rows(ceilings_path, CEILING_COLUMNS)
+    _require_same_machine(facts, ceilings_path, ceilings_facts_path)
 
     _require_one_run([*samples, *errors, *ceilings])
     _require_complete(samples)
@@ -56,6 +62,14 @@ def collect(
         )
     peaks = reduce_peaks(ceilings, list(facts.values()))
     require_below_peak(samples, facts, peaks["peak_flops"])
+    for name in peaks["busy_layers"]:
+        print(
+            f"warning: layer {name}: during its rounds the peak was "
+            f"{peaks['burst_share'][name]:.0%} of the device's: the machine was busy, so verdicts "
+            f"that need this layer stay open; to measure it again on an idle machine, remove "
+            f"{bench_paths[0].rpartition('/')[0]}/{name}.csv and run again",
+            file=sys.stderr,
+        )
 
     write_text(errors_out, format_csv(errors, ERROR_COLUMNS))
     write_text(peaks_out, json.dumps(peaks, indent=1, sort_keys=True) + "\n")
@@ -90,7 +104,7 @@ def load_facts(
                 f"{bench_path}: expected the samples that {path} belongs to; {_MEASURE_AGAIN}"
             )
         facts[name] = content
-    for key in ("settings_hash", "stamp", "threads"):
+    for key in ("settings_hash", "stamp", "threads", "comparable"):
         values = {json.dumps(content.get(key), sort_keys=True) for content in facts.values()}
         if len(values) != 1:
             raise ValueError(
@@ -100,16 +114,42 @@ def load_facts(
     return facts
 
 
+def _require_same_machine(
+    facts: typing.Mapping[str, Facts], ceilings_path: str, ceilings_facts_path: str
+) -> None:
+    """Raise ValueError unless the ceilings are of the machine and extension of the layers."""
+    content = json.loads(read_text(ceilings_facts_path) or "{}")
+    if content.get("ceilings_sha256") != text_sha256(read_text(ceilings_path) or ""):
+        raise ValueError(
+            f"{ceilings_path}: expected the ceilings that {ceilings_facts_path} belongs to; "
+            "delete it and measure the ceilings again"
+        )
+    layer = next(iter(facts.values()))
+    for key in ("stamp", "comparable"):
+        if content.get(key) != layer[key]:
+            raise ValueError(
+                f"{ceilings_facts_path}: {key}: expected {layer[key]}, as the layers have, got "
+                f"{content.get(key)}; delete the ceilings and measure them again"
+            )
+
+
 def reduce_peaks(ceilings: Rows, facts: typing.Sequence[Facts]) -> typing.Dict[str, typing.Any]:
     """The device's peaks on the threads of the run.
 
     peak_flops: the largest of the trials and of the bursts before each round, FLOP/s.
-    bandwidth: the largest of the trials, bytes/s. Raises ValueError when there is none.
+    bandwidth: the largest of the trials on that many threads or fewer, bytes/s: one thread
+    may fill the memory bus alone, and a roof is what the run could have reached.
+    burst_share: per layer, the median of its bursts over peak_flops.
+    busy_layers: those where it fell below STEADY_SHARE.
+    Raises ValueError when there is no trial.
     """
     threads = facts[0]["threads"]
     trials = {"peak_flops": [], "bandwidth": []}  # type: typing.Dict[str, typing.List[float]]
     for row in ceilings:
-        if int(row["threads"]) == threads and row["quantity"] in trials:
+        counted = int(row["threads"]) == threads or (
+            row["quantity"] == "bandwidth" and int(row["threads"]) < threads
+        )
+        if counted and row["quantity"] in trials:
             trials[row["quantity"]].append(_positive(row["value"], "ceilings: value"))
     for quantity, values in trials.items():
         if not values:
@@ -117,11 +157,17 @@ def reduce_peaks(ceilings: Rows, facts: typing.Sequence[Facts]) -> typing.Dict[s
                 f"ceilings: no {quantity} on {threads} threads, which the run used; "
                 "delete the ceilings and measure them again"
             )
-    bursts = [float(burst) for content in facts for burst in content["peak_bursts"]]
+    bursts = {content["layer"]["name"]: content["peak_bursts"] for content in facts}
+    peak_flops = max(trials["peak_flops"] + [max(values) for values in bursts.values()])
+    shares = {
+        name: round(statistics.median(values) / peak_flops, 4) for name, values in bursts.items()
+    }
     return {
-        "peak_flops": max(trials["peak_flops"] + bursts),
+        "peak_flops": peak_flops,
         "bandwidth": max(trials["bandwidth"]),
         "threads": threads,
+        "burst_share": shares,
+        "busy_layers": [name for name, share in shares.items() if share < STEADY_SHARE],
     }
 
 
@@ -140,9 +186,10 @@ def require_below_peak(samples: Rows, facts: typing.Mapping[str, Facts], peak_fl
             raise CheckError(
                 f"layer {name}, sparsity {sparsity}: {implementation} does "
                 f"{flops / seconds / 1e9:.1f} GFLOP/s ({seconds * 1e3:.3f} ms per execution), "
-                f"more than the measured peak of {peak_flops / 1e9:.1f} GFLOP/s; the machine was "
-                "disturbed while one of them was measured: delete ceilings.csv and this layer's "
-                "bench files and measure again on an idle machine"
+                f"more than the measured peak of {peak_flops / 1e9:.1f} GFLOP/s "
+                f"({facts[name]['comparable']['isa']}); the machine was disturbed while one of "
+                "them was measured: delete ceilings.csv and this layer's bench files and measure "
+                "again on an idle machine"
             )
 
 

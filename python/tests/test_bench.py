@@ -18,21 +18,21 @@ import pytest
 import torch
 
 import packedconv
-from packedconv import _core
-from packedconv.bench import check, contenders, lock, machine, protocol, script, steps
+from packedconv import _core, script
+from packedconv.bench import check, contenders, lock, machine, protocol, steps
 from packedconv.bench.ceilings import copy_bytes, measure_ceilings, peak_flops
 from packedconv.bench.contenders import Contender
-from packedconv.bench.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS, format_csv, read_rows
-from packedconv.bench.settings import (
+from packedconv.device import DeviceError
+from packedconv.layer import Layer, nonzero_count
+from packedconv.roofline import border_exact_flops
+from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS, format_csv, read_rows
+from packedconv.settings import (
     find_layer,
     layers_of,
     load_settings,
     settings_hash,
     validate_settings,
 )
-from packedconv.device import DeviceError
-from packedconv.layer import Layer, nonzero_count
-from packedconv.roofline import border_exact_flops
 from packedconv.weights import make_input, make_weight, make_weights, save_weights
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -169,21 +169,37 @@ class TestContenders:
         assert found.bound_fraction <= 1
 
     def test_the_fastest_layout_is_chosen_and_all_trials_kept(self, monkeypatch):
-        def takes(seconds):
-            return lambda layer, image, weight: lambda: time.sleep(seconds)
+        def takes(seconds, factor=1.0):
+            def make(layer, image, weight):
+                result = factor * contenders._nchw(layer, image, weight)()
+                return lambda: (time.sleep(seconds), result)[1]
+
+            return make
 
         def missing(layer, image, weight):
             raise contenders.UnavailableError("not here")
 
-        layouts = {"slow": takes(0.02), "fast": takes(0.001), "missing": missing}
+        def broken(layer, image, weight):
+            raise RuntimeError("no such operator")
+
+        layouts = {
+            "slow": takes(0.02),
+            "fast": takes(0.001),
+            "missing": missing,
+            "broken": broken,
+            "wrong": takes(0.0, factor=1.001),
+        }
         monkeypatch.setattr(contenders, "DENSE_LAYOUTS", layouts)
-        layout, trials = contenders.choose_dense(LAYER, None, None, 3, 0)
+        image, weight = torch.rand(LAYER.input_shape), torch.rand(LAYER.weight_shape)
+        layout, trials = contenders.choose_dense(LAYER, image, weight, 3, 0)
         assert layout == "fast"
         assert {key: len(values) for key, values in trials["seconds"].items()} == {
             "slow": 3,
             "fast": 3,
         }
-        assert trials["skipped"] == {"missing": "not here"}
+        wrong = trials["skipped"].pop("wrong")
+        assert wrong.startswith("differs from NCHW by up to")
+        assert trials["skipped"] == {"missing": "not here", "broken": "no such operator"}
 
     def test_dense_memory_is_reused(self):
         # In a process of its own: the allocator's state is not this one's. Outputs of
@@ -621,8 +637,17 @@ class TestScripts:
         assert (files / "w.npz").read_bytes() == (files / "oc8.npz").read_bytes()
         assert json.loads((files / "w.json").read_text())["seed"] == 1
         arguments = ["--weights", str(files / "w.npz"), "--out", str(files / "c.csv")]
+        arguments += ["--stamp", str(files / "stamp.json")]
         assert run_script("check.py", files, *arguments) == (0, "")
         assert len(read_rows(str(files / "c.csv"), ERROR_COLUMNS)) == 8
+
+    def test_check_refuses_another_extension(self, files):
+        (files / "stamp.json").write_text(json.dumps({"sha256": "0"}))
+        arguments = ["--weights", str(files / "oc8.npz"), "--out", str(files / "c.csv")]
+        arguments += ["--stamp", str(files / "stamp.json")]
+        status, messages = run_script("check.py", files, *arguments)
+        assert (status, messages[:12]) == (1, "error: stamp")
+        assert not (files / "c.csv").exists()
 
     def test_one_message_and_exit_status_1(self, files):
         (files / "stamp.json").unlink()
@@ -699,7 +724,7 @@ def test_csv_round_trip_and_cut_rows(tmp_path):
 
 def test_waiting_for_the_lock_needs_no_torch():
     # A waiting process must not disturb the one that measures.
-    code = "import sys, packedconv.bench.steps, packedconv.bench.script; print(*sys.modules)"
+    code = "import sys, packedconv.bench.steps, packedconv.script; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert "packedconv.bench.steps" in loaded
     assert "torch" not in loaded

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
-from packedconv.bench.samples_file import (
+from packedconv.collect import collect
+from packedconv.layer import Layer
+from packedconv.roofline import border_exact_flops, dense_flops
+from packedconv.samples_file import (
     CEILING_COLUMNS,
     ERROR_COLUMNS,
     SAMPLE_COLUMNS,
@@ -12,10 +15,7 @@ from packedconv.bench.samples_file import (
     read_rows,
     text_sha256,
 )
-from packedconv.bench.script import CheckError
-from packedconv.collect import collect
-from packedconv.layer import Layer
-from packedconv.roofline import border_exact_flops, dense_flops
+from packedconv.script import CheckError
 
 LAYERS = [Layer("oc4", 1, 2, 4, 8, 8), Layer("oc6", 1, 2, 6, 8, 8)]
 # 7 and 10 nonzeros of 72 and 108 weights, at one kernel position each.
@@ -31,6 +31,10 @@ class Run:
         self.samples = {layer.name: self.make_samples(layer) for layer in LAYERS}
         self.facts = {layer.name: self.make_facts(layer) for layer in LAYERS}
         self.errors = {layer.name: [self.make_error(layer)] for layer in LAYERS}
+        self.ceilings_facts = {
+            "stamp": {"sha256": "b"},
+            "comparable": {"cpu": "x", "isa": "y"},
+        }
         self.ceilings = [
             self.make_ceiling(quantity, threads, trial, value)
             for quantity, threads, trial, value in (
@@ -39,7 +43,7 @@ class Run:
                 ("peak_flops", 1, 0, 5 * PEAK),
                 ("bandwidth", 2, 0, 3e9),
                 ("bandwidth", 2, 1, 4e9),
-                ("bandwidth", 1, 0, 9e9),
+                ("bandwidth", 1, 0, 2e9),
             )
         ]
 
@@ -71,7 +75,8 @@ class Run:
             "settings_hash": "a",
             "stamp": {"sha256": "b"},
             "threads": 2,
-            "peak_bursts": [0.8 * PEAK, PEAK],
+            "comparable": {"cpu": "x", "isa": "y"},
+            "peak_bursts": [0.9 * PEAK, PEAK],
             "nonzeros_by_kernel_position": {"s90": POSITIONS[layer.name]},
         }
 
@@ -113,7 +118,10 @@ class Run:
             (self.folder / (name + "_check.csv")).write_text(
                 format_csv(self.errors[name], ERROR_COLUMNS)
             )
-        (self.folder / "ceilings.csv").write_text(format_csv(self.ceilings, CEILING_COLUMNS))
+        text = format_csv(self.ceilings, CEILING_COLUMNS)
+        (self.folder / "ceilings.csv").write_text(text)
+        facts = dict({"ceilings_sha256": text_sha256(text)}, **self.ceilings_facts)
+        (self.folder / "ceilings.json").write_text(json.dumps(facts))
 
     def collect(self):
         self.write()
@@ -123,6 +131,7 @@ class Run:
             [self.path(name + ".json") for name in names],
             [self.path(name + "_check.csv") for name in names],
             self.path("ceilings.csv"),
+            self.path("ceilings.json"),
             self.path("out/samples.csv"),
             self.path("out/errors.csv"),
             self.path("out/peaks.json"),
@@ -148,15 +157,40 @@ def test_layers_are_put_together_unchanged(run):
     assert [row["layer"] for row in errors] == ["oc4", "oc6"]
 
 
-def test_peaks_are_of_the_runs_threads_and_bursts_count(run):
+def test_peaks_are_of_the_runs_threads_and_bursts_count(run, capsys):
     run.collect()
     peaks = json.loads((run.folder / "out" / "peaks.json").read_text())
-    assert peaks == {"peak_flops": PEAK, "bandwidth": 4e9, "threads": 2}
+    assert peaks == {
+        "peak_flops": PEAK,
+        "bandwidth": 4e9,
+        "threads": 2,
+        "burst_share": {"oc4": 0.95, "oc6": 0.95},
+        "busy_layers": [],
+    }
+    assert capsys.readouterr().err == ""
     for facts in run.facts.values():
         facts["peak_bursts"] = [0.1 * PEAK]
     run.collect()
     peaks = json.loads((run.folder / "out" / "peaks.json").read_text())
     assert peaks["peak_flops"] == 0.95 * PEAK
+
+
+def test_a_busy_machine_is_told(run, capsys):
+    run.facts["oc6"]["peak_bursts"] = [0.2 * PEAK, 0.3 * PEAK, PEAK]
+    run.collect()
+    message = capsys.readouterr().err
+    assert message.startswith("warning: layer oc6: during its rounds the peak was 30% of")
+    assert "oc4" not in message
+    peaks = json.loads((run.folder / "out" / "peaks.json").read_text())
+    assert peaks["burst_share"]["oc6"] == 0.3
+    assert peaks["busy_layers"] == ["oc6"]
+
+
+def test_bandwidth_of_fewer_threads_counts(run):
+    run.ceilings.append(run.make_ceiling("bandwidth", 1, 9, 6e9))
+    run.ceilings.append(run.make_ceiling("bandwidth", 4, 9, 9e9))
+    run.collect()
+    assert json.loads((run.folder / "out" / "peaks.json").read_text())["bandwidth"] == 6e9
 
 
 @pytest.mark.parametrize(
@@ -213,7 +247,7 @@ def test_files_of_another_run_are_refused(run, column):
     run.refuses(ValueError, f"{column}: expected one for all files")
 
 
-@pytest.mark.parametrize("key", ["settings_hash", "stamp", "threads"])
+@pytest.mark.parametrize("key", ["settings_hash", "stamp", "threads", "comparable"])
 def test_layers_measured_otherwise_are_refused(run, key):
     run.facts["oc6"][key] = 7
     run.refuses(ValueError, f"expected one {key} for all layers")
@@ -224,8 +258,20 @@ def test_facts_of_other_samples_are_refused(run):
     run.refuses(ValueError, "expected the samples that .* belongs to")
 
 
+@pytest.mark.parametrize("key", ["stamp", "comparable"])
+def test_ceilings_of_another_machine_or_extension_are_refused(run, key):
+    run.ceilings_facts[key] = "other"
+    run.refuses(ValueError, f"ceilings.json: {key}: expected .* got other")
+
+
+def test_facts_of_other_ceilings_are_refused(run):
+    run.ceilings_facts["ceilings_sha256"] = "0"
+    run.refuses(ValueError, "expected the ceilings that .* belongs to")
+
+
 def test_ceilings_without_the_runs_threads_are_refused(run):
-    run.ceilings = [row for row in run.ceilings if row["threads"] == 1]
+    for row in run.ceilings:
+        row["threads"] = 3
     run.refuses(ValueError, "no peak_flops on 2 threads")
 
 

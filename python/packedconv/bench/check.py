@@ -8,9 +8,9 @@ import torch
 
 import packedconv
 from packedconv.bench.contenders import pack_quietly
-from packedconv.bench.samples_file import ERROR_COLUMNS
-from packedconv.bench.script import CheckError
 from packedconv.layer import Layer
+from packedconv.samples_file import ERROR_COLUMNS
+from packedconv.script import CheckError
 
 Row = typing.Dict[str, typing.Any]
 Convolve = typing.Callable[[torch.Tensor, "packedconv.PackedWeight", Layer], torch.Tensor]

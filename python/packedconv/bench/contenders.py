@@ -80,17 +80,24 @@ def choose_dense(
     """The fastest dense layout by the median of its trial executions, and all trials.
 
     Trials go round the layouts, each execution after an untimed one of the same layout,
-    so that a disturbance does not fall on one layout alone.
+    so that a disturbance does not fall on one layout alone. A layout that fails, or that
+    computes something else than NCHW does, is skipped with its reason.
     Returns (layout, {"seconds": {layout: [...]}, "skipped": {layout: reason}}).
     """
     contenders, skipped = {}, {}
+    expected, allowed = _expected_output(layer, input, weight)
     for layout in DENSE_LAYOUTS:
         try:
+            difference = (DENSE_LAYOUTS[layout](layer, input, weight)() - expected).abs()
+            if not bool((difference <= allowed).all()):
+                skipped[layout] = f"differs from NCHW by up to {float(difference.max()):.3g}"
+                continue
             contenders[layout] = dense_contender(layout, layer, input, weight)
             for _ in range(1 + warmup_executions):
                 contenders[layout].execute()
-        except UnavailableError as error:
+        except (UnavailableError, RuntimeError, TypeError) as error:
             skipped[layout] = str(error)
+    del expected, allowed
     seconds = {layout: [] for layout in contenders}  # type: typing.Dict[str, typing.List[float]]
     for _ in range(trial_executions):
         for layout, contender in contenders.items():
@@ -100,6 +107,22 @@ def choose_dense(
             seconds[layout].append(time.perf_counter() - begin)
     fastest = min(seconds, key=lambda layout: float(np.median(seconds[layout])))
     return fastest, {"seconds": seconds, "skipped": skipped}
+
+
+def _expected_output(
+    layer: Layer, input: torch.Tensor, weight: torch.Tensor
+) -> typing.Tuple[torch.Tensor, torch.Tensor]:
+    """NCHW's output, and how far that of another order of summation may be from it.
+
+    Each is within (4 + sqrt(n)) * 2^-23 * sum |w x| of the exact value, n the weights of a
+    channel.
+    """
+    terms = layer.in_channels * layer.kernel_size**2
+    scale = 2 * (4 + terms**0.5) * 2.0**-23
+    return (
+        _nchw(layer, input, weight)(),
+        _nchw(layer, input.abs(), weight.abs())().mul_(scale),
+    )
 
 
 _Convolve = typing.Callable[[], torch.Tensor]

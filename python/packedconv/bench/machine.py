@@ -50,10 +50,25 @@ def machine_facts() -> Facts:
         "float32_matmul_precision": _call(torch, "get_float32_matmul_precision"),
         # Set by measurements on a GPU: whether TF32 was allowed.
         "tf32": None,
+        "gpus": _core.gpus(),
         "extension": dict(_core.build_info()),
         "isa": _core.isa(),
         "openmp_libraries": _openmp_libraries(),
         "commit": _commit(),
+    }
+
+
+def comparable_facts() -> Facts:
+    """What must be the same for all measurements of a run, since they are compared."""
+    import torch
+
+    from packedconv import _core
+
+    return {
+        "cpu": cpu_title(),
+        "isa": _core.isa(),
+        "torch": torch.__version__,
+        "openmp_libraries": _openmp_libraries(),
     }
 
 

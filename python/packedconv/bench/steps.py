@@ -12,17 +12,19 @@ import typing
 import numpy as np
 
 from packedconv.bench.lock import measurement_lock
-from packedconv.bench.samples_file import (
+from packedconv.device import Device, require
+from packedconv.files import atomic_write
+from packedconv.layer import Layer
+from packedconv.samples_file import (
+    CEILING_COLUMNS,
+    ERROR_COLUMNS,
     SAMPLE_COLUMNS,
     format_csv,
     read_text,
     text_sha256,
     write_text,
 )
-from packedconv.bench.settings import Settings, find_layer, settings_hash
-from packedconv.device import Device, require
-from packedconv.files import atomic_write
-from packedconv.layer import Layer
+from packedconv.settings import Settings, find_layer, settings_hash
 from packedconv.weights import (
     array_sha256,
     input_seed,
@@ -43,12 +45,13 @@ Facts = typing.Dict[str, typing.Any]
 
 
 def check(
-    settings: Settings, layer_name: str, weights_path: str
-) -> typing.List[typing.Dict[str, typing.Any]]:
-    """Rows of the check file of one layer. Raises CheckError when an output is wrong.
+    settings: Settings, layer_name: str, weights_path: str, stamp_path: str, out: str
+) -> None:
+    """Check one layer and write its check file. Raises CheckError when an output is wrong.
 
     Under the lock too, since its work would disturb a measurement.
     """
+    stamp = _load_stamp(stamp_path)
     layer = find_layer(settings, layer_name)
     device = require(settings["device"])
     weights = load_weights(weights_path, layer, settings["sparsities"])
@@ -58,25 +61,44 @@ def check(
         from packedconv.bench.check import check_layer
         from packedconv.bench.contenders import reuse_memory
 
+        _require_stamped_extension(stamp_path, stamp)
         reuse_memory()
         torch.set_num_threads(_threads(settings, device))
-        return check_layer(
+        rows = check_layer(
             settings["device"]["name"],
             settings["run"],
             layer,
             {sparsity: weights[sparsity_key(sparsity)] for sparsity in settings["sparsities"]},
             make_input(layer, settings["seed"], settings["inputs"]),
         )
+        write_text(out, format_csv(rows, ERROR_COLUMNS))
 
 
-def ceilings(settings: Settings) -> typing.List[typing.Dict[str, typing.Any]]:
-    """Rows of ceilings.csv."""
+def ceilings(settings: Settings, stamp_path: str, out: str, facts_path: str) -> None:
+    """Measure the ceilings and write them (`out`) with their facts, the facts first."""
     device = require(settings["device"])
     name = settings["device"]["name"]
+    stamp = _load_stamp(stamp_path)
     with measurement_lock(name):
         from packedconv.bench.ceilings import measure_ceilings
+        from packedconv.bench.machine import comparable_facts, machine_facts, moment
 
-        return measure_ceilings(name, settings["run"], _threads(settings, device))
+        _require_stamped_extension(stamp_path, stamp)
+        before = moment()
+        rows = measure_ceilings(name, settings["run"], _threads(settings, device))
+        text = format_csv(rows, CEILING_COLUMNS)
+        facts = {
+            "schema": SCHEMA,
+            "stamp": stamp,
+            "comparable": comparable_facts(),
+            "ceilings_sha256": text_sha256(text),
+            "before": before,
+            "after": moment(),
+            "machine": machine_facts(),
+        }
+        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_text(out, text)
+        keep_in_archive([facts_path, out], facts["ceilings_sha256"])
 
 
 def bench(
@@ -105,6 +127,9 @@ def bench(
         "weights_sha256": {key: array_sha256(weight) for key, weight in weights.items()},
     }
     with measurement_lock(settings["device"]["name"]):
+        from packedconv.bench.machine import comparable_facts
+
+        identity["comparable"] = comparable_facts()
         if not force and is_complete(out, facts_path, layer, identity):
             print(
                 f"kept {out}: this layer has been measured with these settings "
@@ -126,21 +151,28 @@ def keep_in_archive(paths: typing.Sequence[str], digest: str) -> None:
     """Keep files under another name too, in archive/ beside them.
 
     The workflow removes a measurement before it repeats it; what was measured once stays.
+    A failure is a warning: the files themselves are there.
     """
     for path in paths:
         folder, name = os.path.split(path)
         stem, suffix = os.path.splitext(name)
         archive = os.path.join(folder, "archive")
-        os.makedirs(archive, exist_ok=True)
         kept = os.path.join(archive, f"{stem}-{digest[:12]}{suffix}")
-        if os.path.exists(kept):
-            continue
         try:
-            # Files are replaced, never written into, so a second name costs no space.
-            os.link(path, kept)
-        except OSError:
-            with atomic_write(kept) as temporary:
-                shutil.copyfile(path, temporary)
+            os.makedirs(archive, exist_ok=True)
+            if not os.path.exists(kept):
+                _second_name(path, kept)
+        except OSError as error:
+            print(f"warning: {path} was not kept in {archive}: {error}", file=sys.stderr)
+
+
+def _second_name(path: str, kept: str) -> None:
+    try:
+        # Files are replaced, never written into, so a second name costs no space.
+        os.link(path, kept)
+    except OSError:
+        with atomic_write(kept) as temporary:
+            shutil.copyfile(path, temporary)
 
 
 def is_complete(out: str, facts_path: str, layer: Layer, identity: Facts) -> bool:
@@ -179,7 +211,8 @@ def measure_layer(
     before, begin = moment(), time.perf_counter()
     protocol = settings["protocol"]
     array = make_input(layer, settings["seed"], settings["inputs"])
-    image = torch.from_numpy(array)
+    # Cloned, since torch aligns its own memory to cache lines and numpy does not.
+    image = torch.from_numpy(array).clone()
     out = torch.zeros(layer.output_shape)
 
     with torch.inference_mode():
@@ -323,7 +356,8 @@ def _require_stamped_extension(path: str, stamp: typing.Any) -> None:
     if not isinstance(stamp, dict) or stamp.get("sha256") != digest:
         raise ValueError(
             f"stamp {path}: it is not of the extension in use ({_core.__file__}); "
-            "build the extension again"
+            "build the extension again, or remove another packedconv that is installed "
+            "in this environment (pip uninstall packedconv)"
         )
 
 
