@@ -1,10 +1,10 @@
 """The paper's statements, each with a verdict (figures/claims.csv, .md and .tex)."""
 
-from packedconv.bench.script import run
 from packedconv.evidence import claims, published
 from packedconv.evidence.arguments import table_parser
 from packedconv.evidence.samples import Results
 from packedconv.evidence.tabular import write_table
+from packedconv.script import run
 
 
 def main() -> None:
@@ -26,9 +26,9 @@ def main() -> None:
         options.out,
         "Statements of the paper and what became of them",
         "tab:claims",
-        shown=claims.shown(table),
-        preamble=claims.preamble(paper, table, options.device),
-        column_format=claims.COLUMN_FORMAT,
+        shown=claims.shown(table, options.device),
+        preamble=claims.preamble(paper, table, results, options.device),
+        column_format=claims.column_formats(options.device),
         long=True,
     )
 

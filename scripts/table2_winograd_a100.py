@@ -2,7 +2,7 @@
 
 from packedconv.evidence.arguments import table_parser
 from packedconv.evidence.tables import write_winograd_table
-from packedconv.plots.arguments import run
+from packedconv.script import run
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from packedconv.evidence import published, tables
 from packedconv.evidence.arguments import table_parser
 from packedconv.evidence.tabular import write_table
-from packedconv.plots.arguments import run
+from packedconv.script import run
 
 
 def main() -> None:

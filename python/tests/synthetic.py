@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from packedconv.bench.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
 from packedconv.layer import Layer, nonzero_count
+from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
 
 SPARSITIES = (0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98)
 FAMILIES = {"cpu": "cpu", "tegra-x1": "tegra-x1", "h200": "h200"}
@@ -85,7 +85,12 @@ def write_results(
     _write_json(target / "settings.json", settings)
     _write_json(
         target / "peaks.json",
-        {"peak_flops": peak_flops, "bandwidth": bandwidth, "threads": threads},
+        {
+            "peak_flops": peak_flops,
+            "bandwidth": bandwidth,
+            "threads": threads,
+            "busy_layers": [],
+        },
     )
     samples, errors = [], []
     for layer in layers:

@@ -5,6 +5,7 @@ import pytest
 
 from packedconv.evidence import audit, numerics, published, tables
 from packedconv.layer import Layer
+from packedconv.roofline import exact
 
 PAPER = str(pathlib.Path(__file__).resolve().parents[2] / "config" / "paper.yaml")
 
@@ -37,7 +38,11 @@ def test_seventeen_entries_all_stand(findings):
         (1, ["5 of 25", "6.67", "5.0"], ["25 of 25", "13", "14 of 25", "1.555", "26 TFLOP/s"]),
         (2, ["5 of 25"], ["22 of 25", "19.2 GB/s", "2.93", "3.90", "= 12 in both"]),
         (3, ["S 0.90: 11.5", "S 0.98: 2.3", "S 0.90: 5.4", "S 0.98: 1.1"], ["OC 64"]),
-        (4, ["OC 80 10.3", "OC 256 12.8", "9.75", "9.6 (Table 1", "9.22"], ["OC 48, 64", "5.4"]),
+        (
+            4,
+            ["OC 80 10.3", "OC 256 12.8", "9.75", "9.6 (Table 1", "9.22"],
+            ["OC 48, 64 on the A100", "every S for OC 32, 40, 48 on the Jetson Nano", "5.4"],
+        ),
         (5, ["25 TFLOP/s of dense work", "19.5 TFLOP/s"], ["2.25×", "it was not TF32"]),
         (6, ["2.3e-04 and 1.1e-04", "3.0e-07 and 8.9e-08"], ["not stated"]),
         (7, ["A100, OC 256 at S 0.90", "OC 32 at S 0.91 to 0.98"], ["growth"]),
@@ -47,8 +52,9 @@ def test_seventeen_entries_all_stand(findings):
                 "S 0.91: OC 48 (1.11×) lies below OC 40 (1.19×)",
                 "S 0.98: OC 48 (1.42×) lies below OC 40 (1.52×)",
                 "OC 80 has 1.03× where OC 64 is below 1×",
+                "S 0.98: OC 80 (1.65×) lies above OC 48 (1.63×)",
             ],
-            ["lanes"],
+            ["lanes", "Fig. 6a contradicts neither: the time saved may grow"],
         ),
         (
             9,
@@ -197,6 +203,38 @@ def test_half_a_correction_is_not_enough(paper, number, change):
     copy = paper.copy()
     change(copy)
     assert audit.ENTRIES[number - 1](copy).holds
+
+
+def test_who_says_memory_bound(findings):
+    printed = findings[4].printed
+    assert "Neither names a layer; section 4.1 says it of OC 64" in printed
+    assert 'section 1 has "at or near"' in printed
+
+
+def test_the_execution_time_is_not_held_against_the_speedup(paper):
+    """6.1 on Fig. 6a speaks of the time saved, which may grow while the ratio falls."""
+    copy = paper.copy()
+    (time,) = (entry for entry in copy.text["more_out_channels"] if entry["of"] == "time")
+    before = audit.more_out_channels(copy)
+    copy.text["more_out_channels"].remove(time)
+    after = audit.more_out_channels(copy)
+    assert before.follows == after.follows
+    assert "Fig. 6a" in before.printed
+    assert "Fig. 6a" not in after.printed + after.reconciled_by
+    copy.text["more_out_channels"] = [time]
+    assert not audit.more_out_channels(copy).holds
+
+
+def test_outside_sources_are_named():
+    for text in ("1.555 TB/s, NVIDIA's data sheet", "128 GB/s, JEDEC", "a ridge point of 13"):
+        assert text in audit.PREAMBLE
+
+
+def test_what_is_tried_is_one_number(paper, monkeypatch):
+    monkeypatch.setattr(tables, "TRIED_RIDGE_POINT", exact(15))
+    found = audit.table2(paper).reconciled_by
+    assert "ridge point 15 (1.3 TB/s)" in found
+    assert "a bandwidth of 1.3 TB/s, or a peak of 30 TFLOP/s" in found
 
 
 def test_cells_that_clash(paper):

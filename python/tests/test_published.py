@@ -50,10 +50,20 @@ def test_every_ridge_point_follows_from_its_roofs(paper):
         assert round(paper.device(name).ridge_point, 2) == entry["ridge_point"]
 
 
+def point(paper, panel, figure, out_channels, sparsity, implementation=None):
+    wanted = (out_channels, sparsity, implementation)
+    (found,) = (
+        entry
+        for entry in paper.points(panel, figure)
+        if (entry["out_channels"], entry["sparsity"], entry.get("implementation")) == wanted
+    )
+    return found
+
+
 def test_points_come_in_base_units(paper):
-    assert paper.point("a", 7, 128, 0.90, "sparse")["value"] == 2.4e12
-    assert paper.point("b", 7, 48, 0.98, "dense")["value"] == pytest.approx(2.3e9)
-    assert paper.point("a", 5, 80, 0.98)["value"] == 1.65
+    assert point(paper, "a", 7, 128, 0.90, "sparse")["value"] == 2.4e12
+    assert point(paper, "b", 7, 48, 0.98, "dense")["value"] == pytest.approx(2.3e9)
+    assert point(paper, "a", 5, 80, 0.98)["value"] == 1.65
     assert paper.ticks("a", 8) == [6e-8, 1e-7, 2e-7]
     assert paper.ticks("a", 5) == []
     # Fig. 6 has no printed values, and no point of it may appear.
@@ -61,8 +71,6 @@ def test_points_come_in_base_units(paper):
 
 
 def test_what_is_not_printed_is_an_error(paper):
-    with pytest.raises(KeyError, match="no value is printed for out_channels 64"):
-        paper.point("a", 5, 64, 0.98)
     with pytest.raises(KeyError, match="device: expected one of"):
         paper.device("h100")
     with pytest.raises(KeyError, match="workload: expected one of"):
@@ -75,7 +83,77 @@ def test_every_figure_and_workload_has_its_place(paper):
         device = paper.device_of_panel(point["panel"])
         workload = paper.workloads[device]
         assert point["out_channels"] in workload["out_channels"]
-        assert point["sparsity"] in workload["sparsities"] + workload["sparsities_figures"]
+        assert point["sparsity"] in paper.sparsities(device, [point["figure"]])
+        assert point["where"].split(",")[0] in workload["where"]
+
+
+def test_sparsities_depend_on_the_figure(paper):
+    nine = [0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98]
+    assert paper.sparsities("a100") == paper.sparsities("a100", [5, 7]) == nine
+    assert paper.sparsities("tegra-x1") == paper.sparsities("tegra-x1", [5, 6]) == nine[1:]
+    assert paper.sparsities("tegra-x1", [7]) == paper.sparsities("tegra-x1", [5, 8]) == nine
+    assert paper.sparsities() == nine
+    with pytest.raises(KeyError, match="workload: expected one of"):
+        paper.sparsities("cpu")
+
+
+def statement(data, name):
+    (found,) = (entry for entry in data["statements"] if entry["id"] == name)
+    return found
+
+
+def test_statements_take_their_numbers_from_where_they_are_printed(paper, changed):
+    printed = {entry["id"]: entry["printed"] for entry in paper.statements}
+    assert printed["theory.ridge.a100"] == 9.75
+    assert printed["theory.winograd.assumed"] == 1.5
+    assert printed["theory.im2col.k5"] == 25
+    assert printed["cited.csrmv.dense"] == [67.79, 73.67]
+    assert printed["a100.crossover.oc128"] == 0.92
+    assert printed["a100.throughput.dense.s98"] == 0.5
+    assert printed["a100.speedup.maximum"] == 1.65
+    assert printed["nano.error.range.packed"] == [3e-8, 4e-8, 6e-8, 1e-7]
+    other = changed(lambda data: data["devices"]["a100"].update(ridge_point=9.8))
+    assert statement(other._asdict(), "theory.ridge.a100")["printed"] == 9.8
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("theory.ridge.a100", "devices.h100.ridge_point", "expected one of .* got 'h100'"),
+        ("theory.ridge.a100", "devices.a100.title", "expected a number, got 'NVIDIA A100'"),
+        ("theory.ridge.a100", "cited.gemv", r"expected a number, got \[67\.79, 73\.67\]"),
+        ("cited.csrmv.dense", "devices.a100.ridge_point", "expected several numbers, got 9.75"),
+        (
+            "a100.speedup.oc48.s90",
+            {"panels": {"panel": "a", "figure": 5}},
+            "expected one entry .* got 4",
+        ),
+        (
+            "a100.speedup.oc48.s90",
+            {"panels": {"panel": "a", "figure": 5, "out_channels": 64}},
+            "expected one entry of panels with .* got 0",
+        ),
+    ],
+)
+def test_a_number_that_is_not_there_is_named(changed, name, source, message):
+    def change(data):
+        statement(data, name)["printed_from"] = source
+
+    with pytest.raises(ValueError, match=rf"statements: {name}: printed_from: {message}"):
+        changed(change)
+
+
+def test_every_number_is_spoken_of(paper):
+    """Sections 2 to 4 outside the tables: each number belongs to a statement or to the audit."""
+    named = " ".join(
+        entry["printed_from"]
+        for entry in paper.statements
+        if isinstance(entry.get("printed_from"), str)
+    )
+    audit = (ROOT / "python/packedconv/evidence/audit.py").read_text()
+    for section in ("model", "cited"):
+        for key in getattr(paper, section):
+            assert f"{section}.{key}" in named or f'"{key}"' in audit, key
 
 
 def test_copies_are_deep(paper):

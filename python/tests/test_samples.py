@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -6,9 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synthetic import read_csv, write_csv, write_results
 
-from packedconv.bench.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
+from packedconv.config import load_yaml, validate
 from packedconv.evidence.samples import Results, layers, load_errors, load_peaks, load_samples
+from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
 
+ROOT = Path(__file__).parents[2]
 SMALL = {"sparsities": (0.90, 0.98), "rounds": 2, "executions": 2}
 
 
@@ -107,6 +110,8 @@ def test_settings_say_how_many_samples_there_are(folder, key, value, message):
         (lambda content: content["layers"].pop(), "layer"),
         (lambda content: content["layers"][0].update(height=128), "layer oc48"),
         (lambda content: content["device"].pop("family"), "family"),
+        (lambda content: content["device"].update(family="a100"), "kind cpu: expected cpu"),
+        (lambda content: content["device"].update(kind="cuda"), "a family other than cpu"),
     ],
 )
 def test_samples_of_other_settings_are_refused(folder, edit, message):
@@ -116,6 +121,21 @@ def test_samples_of_other_settings_are_refused(folder, edit, message):
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
         Results.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "fits"),
+    [("cpu", "cpu", True), ("cuda", "a100", True), ("cpu", "a100", False), ("cuda", "cpu", False)],
+)
+def test_a_device_file_keeps_kind_and_family_together(kind, family, fits):
+    schema = ROOT / "config" / "schema" / "device.schema.yaml"
+    device = load_yaml(ROOT / "config" / "devices" / "cpu.yaml")
+    device.update(kind=kind, family=family)
+    if fits:
+        validate(device, schema, "cpu.yaml")
+        return
+    with pytest.raises(ValueError, match=r"cpu\.yaml: family"):
+        validate(device, schema, "cpu.yaml")
 
 
 def test_columns_are_exact(folder):

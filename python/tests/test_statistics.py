@@ -170,11 +170,3 @@ def test_crossover_lies_between_its_neighbours(ratios, seed):
     stacked = np.random.default_rng(seed).permutation([ratios, [2.0] * len(ratios)])
     each = statistics.crossover(sparsities, stacked)
     assert sorted(each) == [-math.inf, value]
-
-
-def test_crossovers_of_results(results):
-    table = statistics.crossovers(results.samples)
-    assert list(table["out_channels"]) == [48, 64]
-    assert table["crossover"].between(0.909, 0.911).all()
-    assert (table["low"] <= table["crossover"]).all()
-    assert (table["crossover"] <= table["high"]).all()

@@ -258,6 +258,42 @@ def test_a_long_table_breaks_over_pages(tmp_path):
     assert tex.count(r"\caption") == 2
 
 
+def test_a_table_in_parts(tmp_path):
+    parts = [
+        tabular.Group("First", "All of *them*.", pd.DataFrame({"a": ["x"], "b": ["long | text"]})),
+        tabular.Group("Second", "", pd.DataFrame({"a": [1.5]})),
+    ]
+    paths = tabular.write_table(
+        pd.DataFrame({"a": ["x", 1.5]}),
+        tmp_path / "t.csv",
+        "A",
+        "tab:t",
+        shown=parts,
+        column_format={"b": "p{2cm}"},
+        long=True,
+    )
+    markdown, tex = (pathlib.Path(path).read_text() for path in paths[1:])
+    assert markdown.splitlines()[2:] == [
+        "### First",
+        "",
+        r"All of \*them\*.",
+        "",
+        "| a | b |",
+        "| --- | --- |",
+        r"| x | long \| text |",
+        "",
+        "### Second",
+        "",
+        "| a |",
+        "| --- |",
+        "| 1.5 |",
+    ]
+    assert r"\begin{longtable}{lp{2cm}}" in tex
+    assert r"\begin{longtable}{l}" in tex
+    assert [tex.count(f"tab:t:{number}") for number in (1, 2)] == [1, 1]
+    assert "A: Second" in tex
+
+
 def test_a_table_needs_a_csv_name(tmp_path):
     with pytest.raises(ValueError, match=r"path: expected a name that ends in \.csv"):
         tabular.write_table(pd.DataFrame({"a": [1]}), tmp_path / "t.md", "A", "tab:t")

@@ -13,6 +13,7 @@ import pandas as pd
 
 from packedconv.evidence import numerics, tables
 from packedconv.evidence.published import Published
+from packedconv.evidence.tables import bandwidth_text, flops_text
 from packedconv.layer import Layer
 from packedconv.roofline import (
     dense_arithmetic_intensity,
@@ -39,10 +40,17 @@ WORD_BYTES = 4
 CLEARLY = 10
 
 PREAMBLE = (
-    'Every number under "What follows" and "What would reconcile" is computed: from the printed '
-    "ones (config/paper.yaml) by the roofline model, or, for rounding errors, on a small layer. An "
-    "entry says that two printed things do not fit together, not which of them is off; the "
-    "authors' code was not available."
+    'Numbers under "What follows" and "What would reconcile" are computed: from the printed '
+    "ones (config/paper.yaml) by the roofline model, or, for rounding errors, on a small layer. "
+    "From elsewhere come the A100-40GB's bandwidth "
+    f"({bandwidth_text(tables.A100_40GB_BANDWIDTH)}, NVIDIA's data sheet), a stack of "
+    f"first-generation HBM ({bandwidth_text(HBM_STACK_BANDWIDTH)}, JEDEC JESD235), the "
+    "Jetson Nano's kind of memory (NVIDIA's data sheet), Winograd's transforms (Lavin and Gray "
+    "2016) and PyTorch's default for TF32 (its documentation). What is tried as a reconciliation "
+    f"(a reduction by {tables.decimals(tables.TRIED_REDUCTION, 1)}, a ridge point of "
+    f"{tables.TRIED_RIDGE_POINT}, {float(100 * tables.TRIED_SHARE):g} % of the bandwidth) was "
+    "chosen for the cells that it brings out. An entry says that two printed things do not fit "
+    "together, not which of them is off; the authors' code was not available."
 )
 
 
@@ -60,12 +68,15 @@ class Finding(NamedTuple):
 
 def table2(published: Published) -> Finding:
     """1: Table 2 against section 4.2."""
+    device = exact_device(published.device(published.tables["table2"]["device"]))
+    slower = bandwidth_text(device.peak_flops / tables.TRIED_RIDGE_POINT)
+    faster = flops_text(device.bandwidth * tables.TRIED_RIDGE_POINT)
     return _winograd(
         published,
         1,
         "table2",
-        "only the ratio of the roofs counts: a bandwidth of 1.5 TB/s, or a peak of "
-        f"{13 * published.device('a100').bandwidth / 1e12:g} TFLOP/s, gives the same",
+        f"only the ratio of the roofs counts: a bandwidth of {slower}, or a peak of {faster}, "
+        "gives the same",
     )
 
 
@@ -135,7 +146,7 @@ def memory_bound(published: Published) -> Finding:
             published.workloads[name],
             exact_device(published.device(name)).ridge_point,
         )
-        lowest = min(workload["sparsities"])
+        lowest = min(published.sparsities(name, figures=[7]))
         channels = [*workload["out_channels"], *workload["out_channels_text"]]
         values = {oc: _intensity(published.layer(name, oc), lowest) for oc in channels}
         above = {oc: value for oc, value in values.items() if value >= ridge}
@@ -171,8 +182,10 @@ def memory_bound(published: Published) -> Finding:
     return Finding(
         4,
         "Memory-bound at every sparsity",
-        "Every S of Table 1 but .90 lies below the ridge point and .90 at it; sparse convolution "
-        f"lies at or below it on the {' and the '.join(_title(published, name) for name in below)}",
+        "The artifact description: sparse convolution is bound by memory bandwidth (on the "
+        f"{_titles(published, said)}). Section 5: it lies at or below the ridge point of the "
+        f"{_titles(published, below)}. Neither names a layer; section 4.1 says it of OC "
+        f'{layer.out_channels} (Table 1), section 1 has "at or near"',
         "; ".join(follows) or "Every layer lies at or below the ridge point",
         "; ".join(reconciled),
         holds,
@@ -194,12 +207,12 @@ def dense_baseline(published: Published) -> Finding:
                 continue
             holds = True
             printed.append(
-                f"Fig. 7{panel}: dense at {_flops(point['value'])} on the nonzeros, "
+                f"Fig. 7{panel}: dense at {flops_text(point['value'])} on the nonzeros, "
                 f"S {point['sparsity']:.2f}"
             )
             follows.append(
-                f"{_flops(float(work))} of dense work at S {point['sparsity']:.2f} "
-                f"against an FP32 peak of {_flops(peak)}"
+                f"{flops_text(work)} of dense work at S {point['sparsity']:.2f} "
+                f"against an FP32 peak of {flops_text(peak)}"
             )
     found = numerics.errors(0.90)
     tick = max(published.ticks("a", 8))
@@ -232,7 +245,7 @@ def error_sources(published: Published) -> Finding:
         f"Ticks of Fig. 8a: {ticks[0]:.0e} to {ticks[-1]:.0e}; the appendix names fewer terms and "
         "the FP16 quantisation of the weights as causes",
         f"IC {size.in_channels}, OC {size.out_channels}, {size.height}×{size.width}, weights "
-        "uniform on ± sqrt(6/(K²·IC)), inputs uniform on [0, 1), S .90 and .98: against the "
+        "uniform on ± sqrt(6/(K²·IC)), inputs uniform on [0, 1), S 0.90 and 0.98: against the "
         f"original weights {low.quantised:.1e} and {high.quantised:.1e}; against the same FP16 "
         f"weights, other order of summation, {low.summation:.1e} and {high.summation:.1e}",
         "A dense side with the weights as packed (order of summation alone), weights that FP16 "
@@ -273,33 +286,41 @@ def consistent_speedups(published: Published) -> Finding:
 
 
 def more_out_channels(published: Published) -> Finding:
-    """8: what more output channels do to the gain."""
+    """8: what more output channels do to the speedup."""
     said = published.text["more_out_channels"]
     follows = []
     for entry in said:
-        for one, other in _neighbours(published, entry["panel"]):
-            larger = other["value"] > one["value"]
-            if larger != (entry["gain"] == "larger") and entry["panel"] == "b":
-                follows.append(_compare_points(one, other, entry["panel"]))
-    gains = {entry["gain"] for entry in said if entry["panel"] == "a"}
-    both = gains == {"smaller", "larger"}
-    if both:
-        follows.append("6.1 says both that more output channels gain less and that they gain more")
+        if entry["of"] != "speedup":
+            continue
+        panel, larger = entry["panel"], entry["gain"] == "larger"
         follows += [
-            _compare_points(one, other, "a")
-            for one, other in _neighbours(published, "a")
-            if other["value"] > one["value"]
+            _compare_points(one, other, panel)
+            for one, other in _neighbours(published, panel)
+            if (other["value"] > one["value"]) != larger
         ]
-        follows += _above_crossover(published)
+        if not larger:
+            follows += _above_crossover(published, panel)
+    # A time saved may grow with OC while the ratio falls, and Fig. 6 has no printed times.
+    times = [entry for entry in said if entry["of"] == "time"]
     return Finding(
         8,
-        "More output channels, more speedup",
+        "More output channels, more or less speedup",
         "; ".join(
-            f"{entry['where']} (Fig. 5{entry['panel']}): more output channels, {entry['gain']} gain"
+            f"{entry['where']} (Fig. {entry['figure']}{entry['panel']}): more output channels, "
+            + (
+                f"{entry['gain']} speedup"
+                if entry["of"] == "speedup"
+                else f"{entry['gain']} improvement of the execution time"
+            )
             for entry in said
         ),
         "; ".join(follows) or "The printed speedups are ordered as the text says",
         "An effect of how the channels divide among lanes and blocks, which need not be monotone"
+        + "".join(
+            f". The sentence on Fig. {entry['figure']}{entry['panel']} contradicts neither: the "
+            "time saved may grow with OC while the speedup falls; its times are not printed"
+            for entry in times
+        )
         if follows
         else "",
         bool(follows),
@@ -317,7 +338,7 @@ def gap_to_the_roof(published: Published) -> Finding:
         above |= split.fixed > split.floor
         printed.append(
             f"{_title(published, name)}, OC {split.out_channels}: "
-            f"{_flops(split.throughputs[0])} to {_flops(split.throughputs[1])}"
+            f"{flops_text(split.throughputs[0])} to {flops_text(split.throughputs[1])}"
         )
         follows.append(
             f"{_title(published, name)}: {_ms(split.times[0])} at S {split.sparsities[0]:.2f} and "
@@ -662,7 +683,7 @@ def _winograd(published: Published, number: int, table: str, remark: str) -> Fin
         number,
         f"{entry['where']} and section 4.2",
         f"{stated.cells} speedups, with operations reduced by {entry['reduction']:g}× and roofs of "
-        f"{_flops(device.peak_flops)} and {_bandwidth(device.bandwidth)} (ridge point "
+        f"{flops_text(device.peak_flops)} and {bandwidth_text(device.bandwidth)} (ridge point "
         f"{device.ridge_point:.2f})",
         follows,
         f"{stated.note}; {remark}" if holds else "",
@@ -739,15 +760,16 @@ def _neighbours(published: Published, panel: str) -> list:
     ]
 
 
-def _above_crossover(published: Published) -> list[str]:
+def _above_crossover(published: Published, panel: str) -> list[str]:
     """Printed speedups above those of fewer channels that cross 1 at a higher sparsity."""
     return [
-        f"Fig. 5a, S {point['sparsity']:.2f}: OC {point['out_channels']} has {point['value']:g}× "
-        f"where OC {oc} is below 1× (it crosses 1 near {entry['sparsity']:.2f})"
+        f"Fig. 5{panel}, S {point['sparsity']:.2f}: OC {point['out_channels']} has "
+        f"{point['value']:g}× where OC {oc} is below 1× (it crosses 1 near "
+        f"{entry['sparsity']:.2f})"
         for entry in published.text["crossover"]
-        if entry["panel"] == "a"
+        if entry["panel"] == panel
         for oc in entry["out_channels"]
-        for point in published.points("a", 5)
+        for point in published.points(panel, 5)
         if point["value"] > 1
         and point["out_channels"] > oc
         and point["sparsity"] < entry["sparsity"]
@@ -779,6 +801,10 @@ def _title(published: Published, name: str) -> str:
     return published.devices[name]["title"].replace("NVIDIA ", "")
 
 
+def _titles(published: Published, names: list[str]) -> str:
+    return " and the ".join(_title(published, name) for name in names)
+
+
 def _listed(values: list) -> str:
     return ", ".join(str(value) for value in values)
 
@@ -786,14 +812,6 @@ def _listed(values: list) -> str:
 def _span(values: set) -> str:
     low, high = min(values), max(values)
     return f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
-
-
-def _flops(value: float) -> str:
-    return f"{value / 1e12:g} TFLOP/s" if value >= 1e11 else f"{value / 1e9:g} GFLOP/s"
-
-
-def _bandwidth(value: float) -> str:
-    return f"{value / 1e12:g} TB/s" if value >= 1e12 else f"{value / 1e9:g} GB/s"
 
 
 def _ms(seconds: float) -> str:

@@ -1,24 +1,26 @@
 """A verdict for every statement of the paper (`statements` of config/paper.yaml)."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from packedconv.bench.settings import layers_of
 from packedconv.evidence.published import Published
 from packedconv.evidence.quantities import (
     COMPUTED,
-    EVERY_CHANNEL,
     MEASURED,
+    SWEEPS,
     Measured,
     Measurement,
     NotMeasuredError,
     Part,
 )
 from packedconv.evidence.samples import Results
+from packedconv.evidence.tabular import Group
 from packedconv.layer import Layer
+from packedconv.settings import layers_of
 
 REPLICATED = "replicated"
 NOT_REPLICATED = "not replicated"
@@ -43,11 +45,25 @@ COLUMNS = (
     "analogue_verdict",
 )
 
-# Widths of the columns in LaTeX, on a landscape page.
-COLUMN_FORMAT = (
-    "p{2cm}p{1cm}p{1cm}p{3.2cm}p{1.3cm}p{1.6cm}p{2cm}p{2cm}p{1.4cm}p{2.4cm}"
-    "p{1.6cm}p{2cm}p{2cm}p{1.8cm}"
+# Parts of the readable table: ids that start with these, and a title.
+GROUPS = (
+    (("theory.", "cited."), "Theory (sections 2 to 4)"),
+    (("a100.",), "NVIDIA A100 (section 6.1)"),
+    (("nano.",), "NVIDIA Jetson Nano, Tegra X1 (section 6.2)"),
+    (("general.",), "In general (section 7)"),
 )
+
+# Columns of a readable part in LaTeX, on a landscape page.
+COLUMN_FORMATS = {
+    "id": "p{3cm}",
+    "statement": "p{4.6cm}",
+    "printed (limit)": "p{2.6cm}",
+    "obtained [interval]": "p{3.6cm}",
+    "verdict": "p{4cm}",
+}
+
+# Characters from which a cell that most rows share is said once, above them.
+LONG = 40
 
 # Quantities come in base units; statements print them in these.
 SCALE = {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "%": 0.01}
@@ -116,18 +132,28 @@ def band(statement: Statement) -> Band:
     )
 
 
-def judge(statement: Statement, measurement: Measurement) -> Judgement:
+def judge(
+    statement: Statement,
+    measurement: Measurement,
+    needed: Sequence[float] = (),
+    short: str = "",
+) -> Judgement:
     """The verdict on a statement from the quantity that it speaks of.
 
     replicated: every part's interval lies inside the band; not replicated: one lies wholly
-    outside; else inconclusive.
+    outside; else inconclusive, and so it is when one of the `needed` sparsities was not
+    measured or the measurement falls `short` of what a verdict needs, in words.
     """
     scale = SCALE.get(statement.get("unit", ""), 1.0)
     parts = [
         Part(part.label, part.value / scale, part.low / scale, part.high / scale)
         for part in measurement.parts
     ]
-    verdict, reason = _verdict(statement, parts, measurement.sparsities)
+    missing = _shortage(measurement.sparsities, needed)
+    if short or missing:
+        verdict, reason = INCONCLUSIVE, "; ".join(text for text in (short, missing) if text)
+    else:
+        verdict, reason = _verdict(statement, parts, measurement.sparsities)
     reasons = [text for text in (reason, measurement.note) if text]
     return Judgement(
         verdict, "; ".join(reasons), _obtained(statement, parts), _interval(statement, parts)
@@ -137,9 +163,10 @@ def judge(statement: Statement, measurement: Measurement) -> Judgement:
 def claims(published: Published, results: Sequence[Results], device: str) -> pd.DataFrame:
     """The table of verdicts, one row per statement, all columns text.
 
-    Results of a statement's own device family decide it. Results of `device`, where that is of
-    another family, fill the analogue_ columns: the same quantity on that device, with this
-    kernel and that batch; analogue_verdict holds the reason after a colon.
+    Results of a statement's own device family decide it, all of them together. Results of
+    `device`, where that is of another family, fill the analogue_ columns: the same quantity
+    for the same layers, batch aside, on that device with this kernel; analogue_verdict holds
+    the reason after a colon.
     Raises ValueError when two sets of results are of one device.
     """
     names = [entry.device for entry in results]
@@ -149,13 +176,12 @@ def claims(published: Published, results: Sequence[Results], device: str) -> pd.
                 f"results: expected one run per device, got {names.count(name)} of {name};"
                 " give one of them"
             )
-    at_hand = next((entry for entry in results if entry.device == device), None)
-    own = [(entry, Measured(entry)) for entry in results]
-    other = Measured(at_hand, analogue=True) if at_hand else None
+    measured = [Measured(entry) for entry in results]
+    at_hand = next((data for data in measured if data.results.device == device), None)
     rows = []
     for statement in published.statements:
-        judgement = _judge_own(published, statement, own)
-        name, analogue = _judge_analogue(statement, other, device)
+        judgement = _judge_own(published, statement, measured)
+        name, analogue = _judge_analogue(published, statement, at_hand, device)
         rows.append(
             (
                 statement["id"],
@@ -163,7 +189,7 @@ def claims(published: Published, results: Sequence[Results], device: str) -> pd.
                 statement["kind"],
                 statement["statement"],
                 printed_text(statement),
-                tolerance_text(statement),
+                tolerance_text(statement, needed_sparsities(published, statement)),
                 judgement.obtained,
                 judgement.interval,
                 judgement.verdict,
@@ -197,31 +223,109 @@ def counts(table: pd.DataFrame) -> dict[str, int]:
     return {verdict: int((table["verdict"] == verdict).sum()) for verdict in VERDICTS}
 
 
-def preamble(published: Published, table: pd.DataFrame, device: str) -> str:
+def needed_sparsities(published: Published, statement: Statement) -> list[float]:
+    """The sparsities of the paper that a statement about a sweep is about; else none."""
+    if statement["quantity"] not in SWEEPS:
+        return []
+    figures = [int(number) for number in re.findall(r"(\d+)[ab]", statement.get("figure", ""))]
+    return published.sparsities(statement["family"], figures)
+
+
+def shortfall(published: Published, protocol: Mapping[str, int]) -> str:
+    """How a run's protocol falls short of the paper's, in words; empty when it does not."""
+    keys = ("rounds", "executions")
+    if all(protocol[key] >= published.protocol[key] for key in keys):
+        return ""
+    return " of ".join(f"{protocol[key]} of {published.protocol[key]} {key}" for key in keys)
+
+
+def preamble(
+    published: Published, table: pd.DataFrame, results: Sequence[Results], device: str
+) -> str:
     """What a reader has to know before the table."""
     source = published.source
     summed = ", ".join(f"{number} {verdict}" for verdict, number in counts(table).items())
-    judged = table["analogue_verdict"].str.split(":").str[0]
-    analogues = ", ".join(f"{(judged == verdict).sum()} {verdict}" for verdict in VERDICTS[:3])
     text = (
         f'The statements are those of "{source["title"]}" by {", ".join(source["authors"])}'
         f" (arXiv {source['arxiv']}). The verdicts come from an independent implementation,"
         " written from the text of the paper; the authors' code was not available to it."
-        " What is not replicated here is therefore not refuted.\n\n"
-        f"{len(table)} statements: {summed}."
+        " What is not replicated here is therefore not refuted."
     )
-    if judged.isin(VERDICTS).any():
+    for entry in results:
+        short = shortfall(published, entry.settings["protocol"])
+        if short:
+            text += (
+                f"\n\nThe run {entry.run} on {entry.device} has {short}: its values are shown"
+                " and decide nothing."
+            )
+    text += f"\n\n{len(table)} statements: {summed}."
+    judged = table["analogue_verdict"].str.split(":").str[0]
+    at_hand = next((entry for entry in results if entry.device == device), None)
+    if at_hand and judged.isin(VERDICTS[:3]).any():
+        analogues = ", ".join(f"{(judged == verdict).sum()} {verdict}" for verdict in VERDICTS[:3])
         text += (
-            f"\n\nThe analogue columns hold the same quantity on {device}, which is not the"
-            " device that the statement is about: another kernel, another batch, no verdict on"
-            f" the paper. Of these analogues: {analogues}."
+            f"\n\nAn analogue is the same quantity on {device}, which is not the device that the"
+            f" statement is about: {_differences(published, at_hand)}. It is no verdict on the"
+            f" paper. Of the analogues: {analogues}."
         )
     return text
 
 
-def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the column names that a reader sees."""
-    return table.rename(columns=lambda name: name.replace("_", " "))
+def shown(table: pd.DataFrame, device: str) -> list[Group]:
+    """The table as a reader sees it, in parts; what all rows of a part share stands above it."""
+    groups = []
+    for prefixes, title in GROUPS:
+        rows = table[table["id"].str.startswith(prefixes)]
+        if rows.empty:
+            continue
+        frame = pd.DataFrame(
+            {
+                "id": rows["id"],
+                "statement": rows["statement"] + " (" + rows["section"] + ")",
+                "printed (limit)": [
+                    _joined(" ", printed, f"({limit})" if limit else "")
+                    for printed, limit in zip(rows["printed"], rows["tolerance"], strict=True)
+                ],
+                "obtained [interval]": _values(rows["obtained"], rows["interval"]),
+                "verdict": [
+                    _joined(" – ", verdict, reason)
+                    for verdict, reason in zip(rows["verdict"], rows["reason"], strict=True)
+                ],
+            }
+        )
+        analogue = _analogue_column(device)
+        values = _values(rows["analogue_obtained"], rows["analogue_interval"])
+        frame[analogue] = [
+            _joined(" → ", value, verdict)
+            for value, verdict in zip(values, rows["analogue_verdict"], strict=True)
+        ]
+        # A quantity that is not defined anywhere has no analogue to speak of.
+        frame[analogue] = frame[analogue].mask(frame[analogue] == NOT_TESTABLE, "")
+        lines = []
+        names = sorted(set(rows["analogue_device"]) - {""})
+        if len(names) == 1 and names[0] != device:
+            lines.append(f"Analogues are of {names[0]}.")
+        for column in ("verdict", analogue):
+            found = frame[column].value_counts()
+            common, number = found.index[0], found.iloc[0]
+            if common and number == len(rows) > 1:
+                lines.append(f"All {len(rows)}, {column}: {common}.")
+                frame = frame.drop(columns=column)
+            elif number > len(rows) / 2 and len(common) > LONG and "" not in found:
+                lines.append(f"Where the cell is empty, {column}: {common}.")
+                frame[column] = frame[column].mask(frame[column] == common, "")
+        empty = [name for name in frame if (frame[name] == "").all()]
+        groups.append(Group(title, "\n".join(lines), frame.drop(columns=empty)))
+    return groups
+
+
+def column_formats(device: str) -> dict[str, str]:
+    """LaTeX columns of `shown`, by name."""
+    return {**COLUMN_FORMATS, _analogue_column(device): "p{4cm}"}
+
+
+def _analogue_column(device: str) -> str:
+    return f"analogue: {device}"
 
 
 def printed_text(statement: Statement) -> str:
@@ -230,12 +334,12 @@ def printed_text(statement: Statement) -> str:
     if isinstance(printed, str):
         return printed
     if isinstance(printed, (list, tuple)):
-        return " – ".join(_number(statement, value) for value in printed)
+        return f"{_number(statement, min(printed))} – {_number(statement, max(printed))}"
     return _number(statement, printed)
 
 
-def tolerance_text(statement: Statement) -> str:
-    """The tolerance in words."""
+def tolerance_text(statement: Statement, needed: Sequence[float] = ()) -> str:
+    """The tolerance in words, with the sparsities that the statement is about."""
     if "comparator" not in statement:
         return ""
     comparator, tolerance = statement["comparator"], statement.get("tolerance", {})
@@ -256,8 +360,8 @@ def tolerance_text(statement: Statement) -> str:
         words = {"below": "interval below", "above": "interval above", "at_least": "at least"}
         bound = limits.high if comparator == "below" else limits.low
         text = f"{words[comparator]} {_number(statement, bound)}"
-    if "sparsities" in tolerance:
-        text += f", {tolerance['sparsities']} sparsities"
+    if needed:
+        text += f", S {needed[0]:.2f} to {needed[-1]:.2f}"
     return text
 
 
@@ -282,22 +386,34 @@ def _decidable(
 def _will_measure(
     published: Published, statement: Statement, own: bool, settings: Mapping[str, Any]
 ) -> bool:
-    """Whether a run measures the channels and sparsities that a statement needs."""
-    layers = layers_of(dict(settings))
-    if own and any(_other_workload(published, statement["family"], layer) for layer in layers):
+    """Whether a run measures the layers and sparsities that a statement needs, and often
+    enough."""
+    if shortfall(published, settings["protocol"]):
+        return False
+    family = statement["family"]
+    try:
+        layers = _fitting(published, family, layers_of(dict(settings)), any_batch=not own)
+    except NotMeasuredError:
         return False
     parameters = statement.get("parameters", {})
     wanted = parameters.get("out_channels") or []
-    if isinstance(wanted, int):
-        wanted = [wanted]
-    elif not own and statement["quantity"] in EVERY_CHANNEL:
-        wanted = []
-    if not set(wanted) <= {layer.out_channels for layer in layers}:
+    wanted = [wanted] if isinstance(wanted, int) else wanted
+    if not set(wanted) <= {layer.out_channels for layer in layers.values()}:
         return False
-    sparsities = {round(value, 6) for value in settings["sparsities"]}
-    if "sparsity" in parameters and round(parameters["sparsity"], 6) not in sparsities:
-        return False
-    return len(sparsities) >= statement.get("tolerance", {}).get("sparsities", 0)
+    needed = needed_sparsities(published, statement)
+    if "sparsity" in parameters:
+        needed = [parameters["sparsity"]]
+    return not _shortage(settings["sparsities"], needed)
+
+
+def _shortage(measured: Sequence[float], needed: Sequence[float]) -> str:
+    """Which of the needed sparsities were not measured, in words; empty when all were."""
+    present = {round(value, 6) for value in measured}
+    missing = [value for value in needed if round(value, 6) not in present]
+    if not missing:
+        return ""
+    listed = ", ".join(f"{value:.2f}" for value in missing)
+    return f"{len(needed) - len(missing)} of {len(needed)} sparsities measured, not S {listed}"
 
 
 def _has_kind(statement: Statement, device_family: str) -> bool:
@@ -306,7 +422,7 @@ def _has_kind(statement: Statement, device_family: str) -> bool:
 
 
 def _judge_own(
-    published: Published, statement: Statement, own: Sequence[tuple[Results, Measured]]
+    published: Published, statement: Statement, measured: Sequence[Measured]
 ) -> Judgement:
     quantity, parameters = statement["quantity"], statement.get("parameters", {})
     if quantity in COMPUTED:
@@ -319,27 +435,51 @@ def _judge_own(
     family = statement["family"]
     if "open" in statement:
         return Judgement(NOT_TESTABLE, statement["open"])
-    reasons = []
-    for entry, data in own:
-        if entry.family != family:
+    judged, reasons = {}, []
+    for data in measured:
+        if data.results.family != family:
             continue
-        where = f"{entry.device}, run {entry.run}"
         try:
-            _require_workload(published, family, entry)
-            judgement = judge(statement, MEASURED[quantity](data, **parameters))
+            judged[data.results.device] = _judge_measured(published, statement, data)
         except NotMeasuredError as missing:
-            reasons.append(f"{where}: {missing}")
-            continue
-        reason = "; ".join(text for text in (f"on {where}", judgement.reason) if text)
-        return judgement._replace(reason=reason)
+            reasons.append(f"{data.results.device}, run {data.results.run}: {missing}")
+    if judged:
+        runs = {data.results.device: data.results.run for data in measured}
+        return _together(judged, runs)
     if not reasons:
         title = published.devices[family]["title"]
         reasons = [f"about the {title}; no results of one are here"]
     return Judgement(NOT_TESTABLE, "; ".join(reasons))
 
 
+def _together(judged: Mapping[str, Judgement], runs: Mapping[str, str]) -> Judgement:
+    """One verdict from those of several devices of a family, by device name: theirs where they
+    agree, else inconclusive."""
+    if len(judged) == 1:
+        ((name, judgement),) = judged.items()
+        reason = _joined("; ", f"on {name}, run {runs[name]}", judgement.reason)
+        return judgement._replace(reason=reason)
+    verdicts = {judgement.verdict for judgement in judged.values()}
+    reasons = [
+        _joined(": ", f"on {name}, run {runs[name]}", judgement.verdict, judgement.reason)
+        for name, judgement in judged.items()
+    ]
+    if len(verdicts) > 1:
+        reasons.insert(0, "the devices disagree")
+    texts = {
+        field: "; ".join(
+            f"{name}: {getattr(judgement, field)}"
+            for name, judgement in judged.items()
+            if getattr(judgement, field)
+        )
+        for field in ("obtained", "interval")
+    }
+    verdict = verdicts.pop() if len(verdicts) == 1 else INCONCLUSIVE
+    return Judgement(verdict, "; ".join(reasons), **texts)
+
+
 def _judge_analogue(
-    statement: Statement, data: Measured | None, device: str
+    published: Published, statement: Statement, data: Measured | None, device: str
 ) -> tuple[str, Judgement]:
     quantity = statement["quantity"]
     if quantity in COMPUTED or (data and data.results.family == statement["family"]):
@@ -348,14 +488,13 @@ def _judge_analogue(
         return "", Judgement(NOT_TESTABLE)
     if data is None:
         return device, Judgement(NOT_TESTABLE, "not measured")
-    name = f"{device} ({_workload(data.results)})"
+    name = f"{device} ({_shapes(data.results.layers.values())})"
     if not _has_kind(statement, data.results.family):
         return name, Judgement(NOT_TESTABLE, "a CPU kernel has no counterpart")
     try:
-        measurement = MEASURED[quantity](data, **statement.get("parameters", {}))
+        judgement = _judge_measured(published, statement, data, analogue=True)
     except NotMeasuredError as missing:
         return name, Judgement(NOT_TESTABLE, str(missing))
-    judgement = judge(statement, measurement)
     if "analogue" in statement:
         judgement = judgement._replace(verdict=NOT_TESTABLE, reason=statement["analogue"])
     elif statement.get("refutes_only") and judgement.verdict == REPLICATED:
@@ -364,41 +503,91 @@ def _judge_analogue(
     return name, judgement
 
 
-def _require_workload(published: Published, family: str, results: Results) -> None:
-    for layer in results.layers.values():
-        wanted = _other_workload(published, family, layer)
-        if wanted:
-            raise NotMeasuredError(
-                f"not the paper's workload ({_shape(wanted)}) but {_shape(layer)}"
-            )
+def _judge_measured(
+    published: Published, statement: Statement, data: Measured, analogue: bool = False
+) -> Judgement:
+    """Judge by those layers and sparsities that the statement is about.
+
+    Raises NotMeasuredError.
+    """
+    layers = _fitting(
+        published, statement["family"], data.results.layers.values(), any_batch=analogue
+    )
+    needed = needed_sparsities(published, statement)
+    part = data.narrowed(layers, needed or None)
+    measurement = MEASURED[statement["quantity"]](part, **statement.get("parameters", {}))
+    short = shortfall(published, data.results.settings["protocol"])
+    return judge(statement, measurement, needed, short or _disturbance(statement, part))
 
 
-def _other_workload(published: Published, family: str, layer: Layer) -> Layer | None:
-    """The paper's layer where this one is another; None where it is that layer."""
-    wanted = published.layer(family, layer.out_channels)
-    return None if layer._replace(name=wanted.name) == wanted else wanted
+def _disturbance(statement: Statement, data: Measured) -> str:
+    """Why times of the layers that a statement is about cannot be trusted; empty if they can."""
+    wanted = statement.get("parameters", {}).get("out_channels")
+    wanted = [wanted] if isinstance(wanted, int) else wanted
+    busy = [
+        name
+        for name in data.results.peaks["busy_layers"]
+        if name in data.layers and (not wanted or data.layers[name].out_channels in wanted)
+    ]
+    return f"the machine was busy while {', '.join(busy)} was timed" if busy else ""
 
 
-def _shape(layer: Layer) -> str:
-    shape = f"N {layer.batch}, IC {layer.in_channels}, {layer.height}×{layer.width}"
-    shape += f", K {layer.kernel_size}"
+def _fitting(
+    published: Published, family: str | None, layers: Iterable[Layer], any_batch: bool
+) -> dict[str, Layer]:
+    """The layers that the paper measured on a device family, or also those that differ from
+    them in the batch alone; all of them for no family. Raises NotMeasuredError for none."""
+    layers = list(layers)
+    if family is None:
+        return {layer.name: layer for layer in layers}
+    fitting = {}
+    for layer in layers:
+        wanted = published.layer(family, layer.out_channels)._replace(name=layer.name)
+        if layer == (wanted._replace(batch=layer.batch) if any_batch else wanted):
+            fitting[layer.name] = layer
+    if not fitting:
+        paper = published.layer(family, layers[0].out_channels)
+        raise NotMeasuredError(
+            f"this device's run has {_shapes(layers, with_batch=not any_batch)};"
+            f" the statement is about {_shapes([paper], with_batch=not any_batch)}"
+        )
+    return fitting
+
+
+def _shapes(layers: Iterable[Layer], with_batch: bool = True) -> str:
+    """What all layers share but for the output channels; several shapes joined."""
+    return " and ".join(sorted({_shape(layer, with_batch) for layer in layers}))
+
+
+def _shape(layer: Layer, with_batch: bool) -> str:
+    shape = f"N {layer.batch}, " if with_batch else ""
+    shape += f"IC {layer.in_channels}, {layer.height}×{layer.width}, K {layer.kernel_size}"
     if (layer.stride, layer.padding) != (1, layer.kernel_size // 2):
         shape += f", stride {layer.stride}, padding {layer.padding}"
     return shape
 
 
-def _workload(results: Results) -> str:
-    shapes = sorted({_shape(layer) for layer in results.layers.values()})
-    return shapes[0] if len(shapes) == 1 else "several workloads"
+def _differences(published: Published, results: Results) -> str:
+    """In what the analogues on a device differ from the statements, in words."""
+    texts = ["a CPU and its kernel" if results.family == "cpu" else "another GPU"]
+    for family in published.workloads:
+        try:
+            layers = _fitting(published, family, results.layers.values(), any_batch=True)
+        except NotMeasuredError:
+            continue
+        batches = sorted({layer.batch for layer in layers.values()})
+        paper = published.layer(family, 1).batch
+        if family != results.family and batches != [paper]:
+            listed = ", ".join(str(batch) for batch in batches)
+            title = published.devices[family]["title"]
+            texts.append(f"N {listed} instead of {paper} ({title})")
+    return ", ".join(texts)
 
 
 def _verdict(
     statement: Statement, parts: Sequence[Part], sparsities: Sequence[float]
 ) -> tuple[str, str]:
     limits = band(statement)
-    needed = statement.get("tolerance", {}).get("sparsities", 0)
-    if len(sparsities) < needed:
-        return INCONCLUSIVE, f"{len(sparsities)} of {needed} sparsities measured"
     undefined = [part for part in parts if math.isnan(part.low) or math.isnan(part.high)]
     if undefined:
         return INCONCLUSIVE, _named("not defined", undefined, parts)
@@ -430,6 +619,8 @@ def _number(statement: Statement, value: float) -> str:
         return "below the measured sparsities"
     if value == math.inf:
         return "above the measured sparsities"
+    if math.isnan(value):
+        return "not defined"
     unit = statement.get("unit", "")
     space = "" if unit in ("", "×") else " "
     return f"{value:.4g}{space}{unit}"
@@ -445,3 +636,15 @@ def _interval(statement: Statement, parts: Sequence[Part]) -> str:
         for part in parts
         if part.low != part.high and not math.isnan(part.low)
     )
+
+
+def _values(obtained: Iterable[str], intervals: Iterable[str]) -> list[str]:
+    """Values with their intervals in brackets, on a line of its own where there are several."""
+    return [
+        _joined("\n" if ";" in value else " ", value, f"[{interval}]" if interval else "")
+        for value, interval in zip(obtained, intervals, strict=True)
+    ]
+
+
+def _joined(separator: str, *texts: str) -> str:
+    return separator.join(text for text in texts if text)

@@ -17,7 +17,10 @@ _UNITS = {"ratio": 1.0, "ms": 1e-3, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
 
 
 class Published(typing.NamedTuple):
-    """The sections of config/paper.yaml, as plain dicts and lists; see the comments there."""
+    """The sections of config/paper.yaml, as plain dicts and lists; see the comments there.
+
+    Every entry of `statements` has `printed`: words, or the numbers that `printed_from` names.
+    """
 
     source: dict
     devices: dict
@@ -51,6 +54,25 @@ class Published(typing.NamedTuple):
         fields = _lookup(self.workloads, "workload", workload)["layer"]
         return Layer(name=f"oc{out_channels}", out_channels=out_channels, **fields)
 
+    def sparsities(
+        self, workload: typing.Optional[str] = None, figures: typing.Sequence[int] = ()
+    ) -> typing.List[float]:
+        """The sparsities that the paper gives for a workload in these figures, ascending.
+
+        Without figures those of the text; without a workload those of all workloads and figures.
+        """
+        if workload is None:
+            entries = list(self.workloads.values())
+        else:
+            entries = [_lookup(self.workloads, "workload", workload)]
+        found = set()
+        for entry in entries:
+            found.update(entry["sparsities"])
+            for more in entry["more_sparsities"]:
+                if workload is None or more["figure"] in figures:
+                    found.update(more["sparsities"])
+        return sorted(found)
+
     def table1_layer(self) -> Layer:
         """The layer of Table 1 and of Figure 2."""
         return Layer(name="table1", **self.tables["table1"]["layer"])
@@ -62,24 +84,6 @@ class Published(typing.NamedTuple):
             for point in self.panels
             if (point["panel"], point["figure"]) == (panel, figure)
         ]
-
-    def point(
-        self,
-        panel: str,
-        figure: int,
-        out_channels: int,
-        sparsity: float,
-        implementation: typing.Optional[str] = None,
-    ) -> dict:
-        """One printed point, `value` in base units. Raises KeyError when none is printed."""
-        wanted = (out_channels, sparsity, implementation)
-        for point in self.points(panel, figure):
-            if (point["out_channels"], point["sparsity"], point.get("implementation")) == wanted:
-                return point
-        raise KeyError(
-            "figure {}{}: no value is printed for out_channels {}, sparsity {}, "
-            "implementation {}".format(figure, panel, *wanted)
-        )
 
     def ticks(self, panel: str, figure: int) -> typing.List[float]:
         """The labelled ticks of a panel's vertical axis, ascending; empty when none is kept."""
@@ -113,6 +117,9 @@ def load(path: str, schema_path: typing.Optional[str] = None) -> Published:
         listed = "\n".join("  " + _describe(problem) for problem in problems[:10])
         raise ValueError(f"{path}: {len(problems)} problem(s)\n{listed}")
     _check_shapes(path, data)
+    for statement in data["statements"]:
+        if "printed_from" in statement:
+            statement["printed"] = _printed(path, data, statement)
     return Published(**{field: data[field] for field in Published._fields})
 
 
@@ -194,6 +201,47 @@ def _check_shapes(path: str, data: dict) -> None:
                     path, key, sorted(data["devices"]), name
                 )
             )
+
+
+def _printed(path: str, data: dict, statement: dict) -> typing.Any:
+    """The number, or ascending numbers, that a statement's `printed_from` names."""
+    source = statement["printed_from"]
+    name, fields = (source, {}) if isinstance(source, str) else next(iter(source.items()))
+    where = f"{path}: statements: {statement['id']}: printed_from"
+    found: typing.Any = data
+    for key in name.split("."):
+        if not isinstance(found, dict) or key not in found:
+            known = sorted(found) if isinstance(found, dict) else "nothing further"
+            raise ValueError(f"{where}: expected one of {known}, got {key!r} in {name!r}")
+        found = found[key]
+    if fields:
+        entries = [entry for entry in found if _has_fields(entry, fields)]
+        if len(entries) != 1:
+            raise ValueError(
+                f"{where}: expected one entry of {name} with {fields}, got {len(entries)}"
+            )
+        (found,) = entries
+    if isinstance(found, dict):
+        keys = [key for key in _NUMBERS if key in found] or ["sparsity"]
+        found = [found.get(key) for key in keys]
+        found = found[0] if len(found) == 1 else found
+    found = sorted(found) if isinstance(found, list) else found
+    several = "factor" in statement.get("tolerance", {}) or statement["quantity"] is None
+    if several != isinstance(found, list) or not isinstance(found, (int, float, list)):
+        expected = "several numbers" if several else "a number"
+        raise ValueError(f"{where}: expected {expected}, got {found!r}")
+    return found
+
+
+# Keys of the printed number in an entry of a list, or in a section.
+_NUMBERS = ("value", "low", "high", "ticks")
+
+
+def _has_fields(entry: dict, fields: dict) -> bool:
+    return all(
+        value in entry[key] if isinstance(entry.get(key), list) else entry.get(key) == value
+        for key, value in fields.items()
+    )
 
 
 def _check_length(path: str, key: str, cells: list, axis: str, wanted: list) -> None:

@@ -1,14 +1,15 @@
 """What the paper's statements speak of, computed from the model or from measured results.
 
 `COMPUTED` quantities need the printed numbers and the model only, `MEASURED` ones a set of
-results. config/paper.yaml names one for every statement, with its parameters. Each returns a
-`Measurement`; it raises `NotMeasuredError` when the results do not hold what the statement is
-about.
+results; those in `SWEEPS` are about all sparsities of an experiment. config/paper.yaml names one
+for every statement, with its parameters. Each returns a `Measurement`; it raises
+`NotMeasuredError` when the results do not hold what the statement is about.
 """
 
+import copy
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,20 +47,31 @@ class Measurement(NamedTuple):
 
 
 class Measured:
-    """A set of results as the quantities see it.
+    """A set of results as the quantities see it: all of it, or a part (`narrowed`)."""
 
-    `analogue`: the results are of another device family than the statement's, so that
-    statements about every channel count of the paper are about every one of the results.
-    """
-
-    def __init__(self, results: Results, analogue: bool = False):
+    def __init__(self, results: Results):
         self.results = results
-        self.analogue = analogue
+        self.layers: Mapping[str, Layer] = results.layers
+        # Measured sparsities, ascending.
+        self.sparsities = np.sort(results.samples["sparsity"].unique())
+        # Shared by all that are narrowed from this one.
+        self.medians = functools.cache(lambda: statistics.resampled_medians(results.samples))
+        self.times = functools.cache(lambda: statistics.times(results.samples))
 
-    @functools.cached_property
-    def sparsities(self) -> np.ndarray:
-        """Measured sparsities, ascending."""
-        return np.sort(self.results.samples["sparsity"].unique())
+    def narrowed(
+        self, layers: Mapping[str, Layer], sparsities: Sequence[float] | None = None
+    ) -> "Measured":
+        """The same results with these layers and those of the sparsities that were measured.
+
+        Raises NotMeasuredError when none of the sparsities was.
+        """
+        other = copy.copy(self)
+        other.layers = layers
+        if sparsities is not None:
+            other.sparsities = self.sparsities[np.isin(self.sparsities, np.round(sparsities, 6))]
+            if not len(other.sparsities):
+                raise NotMeasuredError("not measured in this run: any of the paper's sparsities")
+        return other
 
     @functools.cached_property
     def roofs(self) -> roofline.Device:
@@ -71,26 +83,9 @@ class Measured:
             stated.get("bandwidth") or measured["bandwidth"],
         )
 
-    @functools.cached_property
-    def medians(self) -> dict[statistics.Key, np.ndarray]:
-        return statistics.resampled_medians(self.results.samples)
-
-    @functools.cached_property
-    def times(self):
-        return statistics.times(self.results.samples)
-
-    def channels(self, out_channels: Sequence[int] | None) -> list[int]:
-        """The channel counts that a statement about "every OC" is about here."""
-        present = [layer.out_channels for layer in self.results.layers.values()]
-        if self.analogue or out_channels is None:
-            return sorted(set(present))
-        return list(out_channels)
-
     def layer(self, out_channels: int) -> Layer:
         """The layer of that many output channels. Raises NotMeasuredError."""
-        found = [
-            layer for layer in self.results.layers.values() if layer.out_channels == out_channels
-        ]
+        found = [layer for layer in self.layers.values() if layer.out_channels == out_channels]
         if not found:
             raise NotMeasuredError(f"not measured in this run: {out_channels} output channels")
         if len(found) > 1:
@@ -104,9 +99,9 @@ class Measured:
         """Median seconds and its resamples. Raises NotMeasuredError."""
         layer = self.layer(out_channels)
         try:
-            return self.medians[implementation, layer.name, round(sparsity, 6)]
+            return self.medians()[implementation, layer.name, round(sparsity, 6)]
         except KeyError:
-            raise NotMeasuredError(f"not measured in this run: sparsity {sparsity}") from None
+            raise NotMeasuredError(f"not measured in this run: S {sparsity:.2f}") from None
 
     def all_seconds(self, implementation: str, out_channels: int) -> np.ndarray:
         """Median seconds at every sparsity, (1 + resamples, sparsities)."""
@@ -122,15 +117,8 @@ Computed = Callable[..., Measurement]
 COMPUTED: dict[str, Computed] = {}
 MEASURED: dict[str, Computed] = {}
 
-# Quantities about all channel counts of an experiment (`Measured.channels`).
-EVERY_CHANNEL = {
-    "highest_speedup",
-    "speedup_trend",
-    "time_trend",
-    "time_spread",
-    "error_trend",
-    "error_range",
-}
+# Measured quantities over all sparsities of an experiment: with fewer they are about less.
+SWEEPS: set[str] = set()
 
 
 def computed(function: Computed) -> Computed:
@@ -138,9 +126,14 @@ def computed(function: Computed) -> Computed:
     return function
 
 
-def measured(function: Computed) -> Computed:
-    MEASURED[function.__name__] = function
-    return function
+def measured(*, sweep: bool = False) -> Callable[[Computed], Computed]:
+    def register(function: Computed) -> Computed:
+        MEASURED[function.__name__] = function
+        if sweep:
+            SWEEPS.add(function.__name__)
+        return function
+
+    return register
 
 
 def point(value: float, label: str = "") -> Part:
@@ -157,50 +150,49 @@ def oc(out_channels: int) -> str:
     return f"OC {out_channels}"
 
 
-@measured
+@measured()
 def speedup(data: Measured, out_channels: int, sparsity: float) -> Measurement:
     """Dense median time over sparse median time."""
     dense = data.seconds("dense", out_channels, sparsity)
     return Measurement([resampled(dense / data.seconds("sparse", out_channels, sparsity))])
 
 
-@measured
+@measured(sweep=True)
 def highest_speedup(data: Measured, out_channels: Sequence[int]) -> Measurement:
     """The largest speedup over all sparsities and channel counts."""
-    channels = data.channels(out_channels)
-    ratios = np.stack([data.all_speedups(count) for count in channels], axis=1)
+    ratios = np.stack([data.all_speedups(count) for count in out_channels], axis=1)
     row, column = np.unravel_index(ratios[0].argmax(), ratios[0].shape)
-    note = f"the highest is at OC {channels[row]}, S {data.sparsities[column]:.2f}"
+    note = f"the highest is at OC {out_channels[row]}, S {data.sparsities[column]:.2f}"
     return Measurement([resampled(ratios.max(axis=(1, 2)))], tuple(data.sparsities), note)
 
 
-@measured
+@measured(sweep=True)
 def highest_speedup_of(data: Measured, out_channels: int) -> Measurement:
     """The largest speedup of one channel count over all sparsities."""
     highest = data.all_speedups(out_channels).max(axis=1)
     return Measurement([resampled(highest)], tuple(data.sparsities))
 
 
-@measured
+@measured(sweep=True)
 def crossover(data: Measured, out_channels: int) -> Measurement:
     """Sparsity at which the speedup reaches 1, between measured neighbours."""
     values = statistics.crossover(data.sparsities, data.all_speedups(out_channels))
     return Measurement([resampled(values)], tuple(data.sparsities))
 
 
-@measured
+@measured(sweep=True)
 def speedup_trend(data: Measured, out_channels: Sequence[int]) -> Measurement:
     """Rank correlation of the speedup with sparsity, for each channel count."""
     return _trend(data, out_channels, data.all_speedups)
 
 
-@measured
+@measured(sweep=True)
 def time_trend(data: Measured, out_channels: Sequence[int], implementation: str) -> Measurement:
     """Rank correlation of the execution time with sparsity, for each channel count."""
     return _trend(data, out_channels, functools.partial(data.all_seconds, implementation))
 
 
-@measured
+@measured(sweep=True)
 def throughput_trend(data: Measured, out_channels: int, implementation: str) -> Measurement:
     """Rank correlation of the throughput on the nonzeros with sparsity."""
     throughputs = _throughputs(data, out_channels, implementation)
@@ -208,17 +200,17 @@ def throughput_trend(data: Measured, out_channels: int, implementation: str) -> 
     return Measurement([part], tuple(data.sparsities))
 
 
-@measured
+@measured(sweep=True)
 def time_spread(data: Measured, out_channels: Sequence[int], implementation: str) -> Measurement:
     """Longest over shortest median time over the sparsities, for each channel count."""
     parts = []
-    for count in data.channels(out_channels):
+    for count in out_channels:
         seconds = data.all_seconds(implementation, count)
         parts.append(resampled(seconds.max(axis=1) / seconds.min(axis=1), oc(count)))
     return Measurement(parts, tuple(data.sparsities))
 
 
-@measured
+@measured()
 def throughput(
     data: Measured, out_channels: int, sparsity: float, implementation: str
 ) -> Measurement:
@@ -227,15 +219,16 @@ def throughput(
     return Measurement([resampled(flops / data.seconds(implementation, out_channels, sparsity))])
 
 
-@measured
+@measured(sweep=True)
 def roof_fraction(
     data: Measured, out_channels: Sequence[int] | None, implementation: str = "sparse"
 ) -> Measurement:
     """Largest share of the attainable throughput over all sparsities and these channel counts
     (None: all that were measured)."""
-    channels = data.channels(None) if out_channels is None else out_channels
+    if out_channels is None:
+        out_channels = [layer.out_channels for layer in data.layers.values()]
     shares = []
-    for count in channels:
+    for count in out_channels:
         layer = data.layer(count)
         limits = [
             roofline.attainable(roofline.sparse_arithmetic_intensity(layer, value), data.roofs)
@@ -247,56 +240,55 @@ def roof_fraction(
     )
 
 
-@measured
-def sem_share(data: Measured, relative: float) -> Measurement:
-    """Share of all points whose standard error is at most `relative` of their mean."""
-    small = data.times["sem"] <= relative * data.times["mean"]
-    worst = (data.times["sem"] / data.times["mean"]).max()
-    if math.isnan(worst):
-        raise NotMeasuredError("not measured in this run: a standard error needs two rounds")
-    return Measurement([point(small.mean())], note=f"the largest is {100 * worst:.2g} %")
+@measured(sweep=True)
+def sem_share(data: Measured, out_channels: Sequence[int], relative: float) -> Measurement:
+    """Share of all points of these channel counts, both implementations, whose standard error
+    is at most `relative` of their mean."""
+    times = data.times()
+    names = [data.layer(count).name for count in out_channels]
+    times = times[times["layer"].isin(names) & times["sparsity"].isin(data.sparsities)]
+    shares = times["sem"] / times["mean"]
+    if shares.isna().any():
+        note = "a standard error needs two rounds"
+        return Measurement([point(math.nan)], tuple(data.sparsities), note)
+    note = f"the largest is {100 * shares.max():.2g} %"
+    return Measurement([point((shares <= relative).mean())], tuple(data.sparsities), note)
 
 
-@measured
+@measured(sweep=True)
 def error_trend(data: Measured, out_channels: Sequence[int], weights: str) -> Measurement:
     """Rank correlation of the maximum absolute error against dense with sparsity."""
     parts = []
-    for count in data.channels(out_channels):
+    for count in out_channels:
         rho = statistics.spearman(data.sparsities, _errors(data, count, weights))
         parts.append(point(rho, oc(count)))
     return Measurement(parts, tuple(data.sparsities))
 
 
-@measured
+@measured(sweep=True)
 def error_range(data: Measured, out_channels: Sequence[int], weights: str) -> Measurement:
     """Smallest and largest maximum absolute error against dense."""
-    errors = np.concatenate(
-        [_errors(data, count, weights) for count in data.channels(out_channels)]
-    )
-    return Measurement([point(errors.min(), "smallest"), point(errors.max(), "largest")])
+    errors = np.concatenate([_errors(data, count, weights) for count in out_channels])
+    parts = [point(errors.min(), "smallest"), point(errors.max(), "largest")]
+    return Measurement(parts, tuple(data.sparsities))
 
 
-@measured
-def one_block_ratio(data: Measured, sparsity: float) -> Measurement:
+@measured()
+def one_block_ratio(data: Measured, out_channels: Sequence[int], sparsity: float) -> Measurement:
     """Best speedup of channel counts in one block over the best of those that are split."""
-    slices = {}
-    for name, layer in data.results.layers.items():
-        count = data.results.facts[name].get("mapping", {}).get("slices")
-        if count is None:
+    ratios: dict[bool, list[np.ndarray]] = {True: [], False: []}
+    for count in out_channels:
+        facts = data.results.facts[data.layer(count).name]
+        slices = facts.get("mapping", {}).get("slices")
+        if slices is None:
             raise NotMeasuredError(
                 "not measured in this run: no split of the channels along grid z"
             )
-        slices[layer.out_channels] = count
-    best = {}
-    for whole in (True, False):
-        group = [count for count in slices if (slices[count] == 1) == whole]
-        if not group:
-            raise NotMeasuredError("not measured in this run: channels both split and in one block")
-        ratios = [
-            data.seconds("dense", count, sparsity) / data.seconds("sparse", count, sparsity)
-            for count in group
-        ]
-        best[whole] = np.max(ratios, axis=0)
+        dense = data.seconds("dense", count, sparsity)
+        ratios[slices == 1].append(dense / data.seconds("sparse", count, sparsity))
+    if not all(ratios.values()):
+        raise NotMeasuredError("not measured in this run: channels both split and in one block")
+    best = {whole: np.max(found, axis=0) for whole, found in ratios.items()}
     return Measurement([resampled(best[True] / best[False])])
 
 
@@ -309,8 +301,8 @@ def table_cells(published: Published, table: str) -> Measurement:
     others = cells[(cells["assumption"] == tables.AS_STATED) & ~cells["agrees"]]
     if len(others) <= 3:
         for cell in others.to_dict("records"):
-            keys = [key for key in ("sparsity", "in_channels", "out_channels") if key in cell]
-            where = ", ".join(f"{key} {cell[key]}" for key in keys)
+            names = {"sparsity": "S", "in_channels": "IC", "out_channels": "OC"}
+            where = ", ".join(f"{name} {cell[key]}" for key, name in names.items() if key in cell)
             notes.append(f"{where}: {cell['rounded']} follows, {cell['printed']} is printed")
     return Measurement([point(result.agreeing)], note="; ".join(notes))
 
@@ -345,6 +337,13 @@ def peak_ratio(published: Published, device: str, other: str) -> Measurement:
     """FP32 peak of a device over that of another."""
     ratio = published.device(device).peak_flops / published.device(other).peak_flops
     return Measurement([point(ratio)])
+
+
+@computed
+def sparse_intensity(published: Published, sparsity: float) -> Measurement:
+    """Arithmetic intensity of the sparse convolution of Table 1's layer, FLOP/byte."""
+    value = roofline.sparse_arithmetic_intensity(published.table1_layer(), sparsity)
+    return Measurement([point(value)])
 
 
 @computed
@@ -398,13 +397,37 @@ def sparse_over_ridge(
 @computed
 def winograd_speedups(published: Published, table: str, in_channels: int) -> Measurement:
     """Model speedup over Winograd for one row of Table 2 or 3, as stated in section 4.2."""
-    entry = published.tables[table]
-    device = published.device(entry["device"])
-    parts = []
-    for layer in _table_row(entry, in_channels):
-        value = roofline.winograd_speedup(layer, entry["sparsity"], device, entry["reduction"])
-        parts.append(point(value, oc(layer.out_channels)))
-    return Measurement(parts)
+    speedups = _speedups_as_stated(published, table)
+    return Measurement(
+        [
+            point(value, oc(layer.out_channels))
+            for layer, value in speedups
+            if layer.in_channels == in_channels
+        ]
+    )
+
+
+@computed
+def practical_speedups(published: Published, table: str, least: int) -> Measurement:
+    """Smallest and largest model speedup over Winograd for at least so many input and output
+    channels in Table 2 or 3, as stated in section 4.2."""
+    cells = [
+        (value, printed)
+        for (layer, value), (_, printed) in zip(
+            _speedups_as_stated(published, table),
+            tables.winograd_cells(published, table),
+            strict=True,
+        )
+        if min(layer.in_channels, layer.out_channels) >= least
+    ]
+    values, printed = zip(*cells, strict=True)
+    title = published.tables[table]["where"]
+    span = " to ".join(dict.fromkeys(f"{value:.1f}" for value in (min(printed), max(printed))))
+    return Measurement(
+        [point(min(values), "smallest"), point(max(values), "largest")],
+        note=f"{title} prints {span} for these {len(cells)} cells;"
+        " the paper does not name the channel counts it means",
+    )
 
 
 @computed
@@ -414,7 +437,9 @@ def winograd_over_ridge(published: Published, table: str, in_channels: int) -> M
     entry = published.tables[table]
     ridge = published.device(entry["device"]).ridge_point
     dense, sparse = [], []
-    for layer in _table_row(entry, in_channels):
+    for layer, _ in tables.winograd_cells(published, table):
+        if layer.in_channels != in_channels:
+            continue
         dense.append(roofline.dense_arithmetic_intensity(layer) / entry["reduction"] / ridge)
         sparse.append(roofline.sparse_arithmetic_intensity(layer, entry["sparsity"]) / ridge)
     return Measurement([point(max(dense), "Winograd"), point(max(sparse), "sparse")])
@@ -434,10 +459,12 @@ def im2col_inflation(published: Published, workload: str, kernel_size: int) -> M
     return Measurement([point(roofline.im2col_inflation(layer))])
 
 
-def _table_row(entry: dict, in_channels: int) -> list[Layer]:
+def _speedups_as_stated(published: Published, table: str) -> list[tuple[Layer, float]]:
+    entry = published.tables[table]
+    device = published.device(entry["device"])
     return [
-        Layer(f"oc{count}", in_channels=in_channels, out_channels=count, **entry["layer"])
-        for count in entry["out_channels"]
+        (layer, roofline.winograd_speedup(layer, entry["sparsity"], device, entry["reduction"]))
+        for layer, _ in tables.winograd_cells(published, table)
     ]
 
 
@@ -446,7 +473,7 @@ def _trend(
 ) -> Measurement:
     parts = [
         resampled(statistics.rank_correlation(data.sparsities, values(count)), oc(count))
-        for count in data.channels(out_channels)
+        for count in out_channels
     ]
     return Measurement(parts, tuple(data.sparsities))
 
@@ -464,6 +491,7 @@ def _errors(data: Measured, out_channels: int, weights: str) -> np.ndarray:
         & (errors["implementation"] == "sparse")
         & (errors["reference"] == "dense")
         & (errors["weights"] == weights)
+        & errors["sparsity"].isin(data.sparsities)
     ].sort_values("sparsity")
     if list(wanted["sparsity"]) != list(data.sparsities):
         raise NotMeasuredError(f"not measured in this run: errors against dense, {weights} weights")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from packedconv.bench.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
-from packedconv.bench.settings import layers_of, load_settings
 from packedconv.layer import Layer
+from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
+from packedconv.settings import layers_of, load_settings
 
 TEXT = {"device", "run", "layer", "implementation", "layout", "reference", "weights"}
 FLOATS = {"sparsity", "seconds", "max_abs_error", "bound_fraction"}
@@ -40,7 +40,8 @@ class Results:
 
     settings: settings.json; samples: one row per execution, seconds;
     errors: one row per (layer, sparsity, implementation, reference, weights);
-    peaks: peak_flops (FLOP/s), bandwidth (bytes/s), threads;
+    peaks: peak_flops (FLOP/s), bandwidth (bytes/s), threads, and the busy_layers, which were
+        timed while the machine was busy with something else;
     facts: the facts that ride with each layer's samples, by layer name.
     """
 
@@ -184,12 +185,12 @@ def load_errors(path: str | Path) -> pd.DataFrame:
 
 
 def load_peaks(path: str | Path) -> dict[str, Any]:
-    """Load peaks.json: peak_flops (FLOP/s), bandwidth (bytes/s), threads.
+    """Load peaks.json: peak_flops (FLOP/s), bandwidth (bytes/s), threads, busy_layers.
 
     Raises FileNotFoundError or ValueError.
     """
     path = Path(path)
-    peaks = _load_json(path, ("peak_flops", "bandwidth"))
+    peaks = _load_json(path, ("peak_flops", "bandwidth", "busy_layers"))
     for key in ("peak_flops", "bandwidth"):
         value = peaks[key]
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
@@ -264,9 +265,20 @@ def _load_csv(path: Path, columns: Sequence[str], nullable: tuple[str, ...]) -> 
 
 
 def _require_device(path: Path, settings: dict[str, Any]) -> None:
-    family = settings["device"].get("family")
+    device = settings["device"]
+    family = device.get("family")
     if not isinstance(family, str):
         raise _error(path, "device.family", "a name", repr(family), "measure again")
+    # What a statement is judged by hangs on the family: a CPU must not pass for a GPU.
+    if (device["kind"] == "cpu") != (family == "cpu"):
+        expected = "cpu" if device["kind"] == "cpu" else "a family other than cpu"
+        raise _error(
+            path,
+            f"device.family of kind {device['kind']}",
+            expected,
+            repr(family),
+            "mend config/devices/ and measure again",
+        )
 
 
 def _require_one(path: Path, frame: pd.DataFrame, column: str) -> None:

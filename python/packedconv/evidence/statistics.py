@@ -7,7 +7,6 @@ rounds are interleaved over them.
 """
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -96,20 +95,6 @@ def throughputs(samples: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def crossovers(samples: pd.DataFrame) -> pd.DataFrame:
-    """Sparsity at which the speedup reaches 1, per layer.
-
-    Columns layer, out_channels, crossover, low, high. See `crossover`; -inf and inf stand for
-    a speedup above and below 1 at every measured sparsity.
-    """
-    medians = resampled_medians(samples)
-    rows = []
-    for name, layer in layers(samples).items():
-        values = crossover(*resampled_speedups(medians, name))
-        rows.append((name, layer.out_channels, values[0], *interval(values)))
-    return pd.DataFrame(rows, columns=["layer", "out_channels", "crossover", "low", "high"])
-
-
 def sem(values: np.ndarray) -> float:
     """Standard error of the mean over rounds (n - 1 degrees of freedom); NaN for one round."""
     if len(values) < 2:
@@ -135,17 +120,6 @@ def resampled_medians(samples: pd.DataFrame) -> dict[Key, np.ndarray]:
         (str(key[0]), str(key[1]), float(key[2])): resampled_median(group["seconds"].to_numpy())
         for key, group in round_values(samples).groupby(keys, sort=True)
     }
-
-
-def resampled_speedups(
-    medians: Mapping[Key, np.ndarray], layer: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sparsities (n,) ascending, and the ratio of medians for each, (1 + RESAMPLES, n)."""
-    sparsities = sorted({key[2] for key in medians if key[:2] == ("sparse", layer)})
-    ratios = [
-        medians["dense", layer, value] / medians["sparse", layer, value] for value in sparsities
-    ]
-    return np.array(sparsities), np.stack(ratios, axis=1)
 
 
 def interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from packedconv.evidence import NOT_MEASURED
 from packedconv.evidence.published import Published, load
 from packedconv.evidence.tabular import write_table
 from packedconv.layer import Layer
@@ -30,10 +31,14 @@ from packedconv.roofline import (
 
 AS_STATED = "as stated"
 
+# What is tried to reconcile Tables 2 and 3 with section 4.2, chosen for the cells that it brings
+# out: Winograd's reduction, the A100's ridge point (FLOP/byte), the share of the bandwidth.
+TRIED_REDUCTION = fractions.Fraction(2)
+TRIED_RIDGE_POINT = fractions.Fraction(13)
+TRIED_SHARE = fractions.Fraction(3, 4)
 # Bandwidth of the A100 with 40 GB, NVIDIA's data sheet; the paper states 2 TB/s.
 A100_40GB_BANDWIDTH = fractions.Fraction("1.555e12")
 
-NOT_MEASURED = "not measured here"
 NOT_FOUND = "not found"
 
 
@@ -66,6 +71,18 @@ def decimals(value: fractions.Fraction, digits: int) -> str:
     return f"{whole[:-digits]}.{whole[-digits:]}" if digits else whole
 
 
+def flops_text(value: float | fractions.Fraction) -> str:
+    """FLOP/s in a unit of a reader's size."""
+    value = float(value)
+    return f"{value / 1e12:g} TFLOP/s" if value >= 1e11 else f"{value / 1e9:g} GFLOP/s"
+
+
+def bandwidth_text(value: float | fractions.Fraction) -> str:
+    """Bytes/s in a unit of a reader's size."""
+    value = float(value)
+    return f"{value / 1e12:g} TB/s" if value >= 1e12 else f"{value / 1e9:g} GB/s"
+
+
 def assumptions(published: Published, table: str) -> list[Assumption]:
     """What section 4.2 states for Table 2 or 3, then what reconciles it with the cells.
 
@@ -76,28 +93,29 @@ def assumptions(published: Published, table: str) -> list[Assumption]:
     entry = published.tables[table]
     device = exact_device(published.device(entry["device"]))
     stated = Assumption(AS_STATED, exact(entry["reduction"]), device)
-    two, three_quarters = fractions.Fraction(2), fractions.Fraction(3, 4)
+    reduction = f"reduction {decimals(TRIED_REDUCTION, 1)}"
     if table == "table2":
+        slower = device.peak_flops / TRIED_RIDGE_POINT
         return [
             stated,
             Assumption(
-                "reduction 2.0, ridge point 13 (1.5 TB/s)",
-                two,
-                device._replace(bandwidth=device.peak_flops / 13),
+                f"{reduction}, ridge point {TRIED_RIDGE_POINT} ({bandwidth_text(slower)})",
+                TRIED_REDUCTION,
+                device._replace(bandwidth=slower),
             ),
             Assumption(
-                "reduction 2.0, A100-40GB (1.555 TB/s)",
-                two,
+                f"{reduction}, A100-40GB ({bandwidth_text(A100_40GB_BANDWIDTH)})",
+                TRIED_REDUCTION,
                 device._replace(bandwidth=A100_40GB_BANDWIDTH),
             ),
         ]
-    slower = device.bandwidth * three_quarters
+    slower = device.bandwidth * TRIED_SHARE
     return [
         stated,
-        Assumption(f"reduction 2.0 ({decimals(device.bandwidth / 10**9, 1)} GB/s)", two, device),
+        Assumption(f"{reduction} ({bandwidth_text(device.bandwidth)})", TRIED_REDUCTION, device),
         Assumption(
-            f"reduction {decimals(stated.reduction, 1)}, 75 % of the bandwidth "
-            f"({decimals(slower / 10**9, 1)} GB/s)",
+            f"reduction {decimals(stated.reduction, 1)}, {float(100 * TRIED_SHARE):g} % of the "
+            f"bandwidth ({bandwidth_text(slower)})",
             stated.reduction,
             device._replace(bandwidth=slower),
         ),

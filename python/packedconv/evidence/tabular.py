@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -45,23 +45,32 @@ _LATEX = {
 }
 
 
+class Group(NamedTuple):
+    """A part of a readable table under a title of its own; `intro` stands above it."""
+
+    title: str
+    intro: str
+    frame: pd.DataFrame
+
+
 def write_table(
     frame: pd.DataFrame,
     path: str,
     caption: str,
     label: str,
     *,
-    shown: pd.DataFrame | None = None,
+    shown: pd.DataFrame | Sequence[Group] | None = None,
     preamble: str = "",
     notes: Sequence[str] = (),
-    column_format: str | None = None,
+    column_format: str | Mapping[str, str] | None = None,
     long: bool = False,
 ) -> list[str]:
     """Write `frame` to `path` (.csv) and a readable form to .md and .tex beside it.
 
-    shown: what a reader sees instead of `frame`. preamble: paragraphs before the table;
-    notes: lines after it. column_format: LaTeX columns ("lrp{6cm}"), by default all "l".
-    long: a LaTeX longtable, which breaks over pages (else a table float); both need booktabs.
+    shown: what a reader sees instead of `frame`, whole or in parts. preamble: paragraphs before
+    the table; notes: lines after it. column_format: LaTeX columns ("lrp{6cm}"), or by column
+    name; by default all "l". long: a LaTeX longtable, which breaks over pages (else a table
+    float); both need booktabs.
     The same input gives the same bytes. Returns the three paths.
     Raises ValueError when `path` does not end in .csv.
     """
@@ -69,11 +78,14 @@ def write_table(
     stem, suffix = os.path.splitext(path)
     if suffix != ".csv":
         raise ValueError(f"path: expected a name that ends in .csv, got {path!r}")
-    readable = _as_text(frame if shown is None else shown)
+    if isinstance(shown, Sequence):
+        parts = [group._replace(frame=_as_text(group.frame)) for group in shown]
+    else:
+        parts = [Group("", "", _as_text(frame if shown is None else shown))]
     texts = {
         path: frame.to_csv(index=False, lineterminator="\n"),
-        stem + ".md": markdown(readable, caption, preamble, notes),
-        stem + ".tex": latex(readable, caption, label, preamble, notes, column_format, long),
+        stem + ".md": markdown(parts, caption, preamble, notes),
+        stem + ".tex": latex(parts, caption, label, preamble, notes, column_format, long),
     }
     for name, text in texts.items():
         with atomic_write(name) as temporary, open(
@@ -84,56 +96,63 @@ def write_table(
 
 
 def markdown(
-    frame: pd.DataFrame, caption: str, preamble: str = "", notes: Sequence[str] = ()
+    parts: Sequence[Group], caption: str, preamble: str = "", notes: Sequence[str] = ()
 ) -> str:
-    """A caption, the paragraphs before, a pipe table and the notes."""
-    cells = frame.map(_escape_markdown)
-    cells.columns = [_escape_markdown(name) for name in frame.columns]
-    # Numbers stay as they are written.
-    table = cells.to_markdown(index=False, disable_numparse=True, tablefmt="pipe")
-    parts = [f"**{caption}**", *_paragraphs(preamble), table]
+    """A caption, the paragraphs before, a pipe table for each part, and the notes."""
+    blocks = [f"**{caption}**", *_paragraphs(preamble)]
+    for part in parts:
+        blocks += [f"### {part.title}"] if part.title else []
+        blocks += [_escape_markdown(part.intro)] if part.intro else []
+        blocks.append(_pipe_table(part.frame))
     if notes:
-        parts.append("\n".join(f"- {note}" for note in notes))
-    return "\n\n".join(parts) + "\n"
+        blocks.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(blocks) + "\n"
 
 
 def latex(
-    frame: pd.DataFrame,
+    parts: Sequence[Group],
     caption: str,
     label: str,
     preamble: str = "",
     notes: Sequence[str] = (),
-    column_format: str | None = None,
+    column_format: str | Mapping[str, str] | None = None,
     long: bool = False,
 ) -> str:
-    """The same for LaTeX with booktabs (and longtable when `long`)."""
-    cells = frame.map(escape_latex)
-    cells.columns = [escape_latex(name) for name in frame.columns]
-    styler = cells.style.hide(axis="index")
-    columns = column_format or "l" * len(cells.columns)
+    """The same for LaTeX with booktabs (and longtable when `long`), a table for each part."""
     before = [escape_latex(text) for text in _paragraphs(preamble)]
     after = [escape_latex(note) for note in notes]
-    if long:
-        table = styler.to_latex(
-            environment="longtable",
-            column_format=columns,
-            hrules=True,
-            caption=escape_latex(caption),
-            label=label,
-        ).rstrip("\n")
-        return "\n\n".join([*before, table, *after]) + "\n"
-    table = styler.to_latex(column_format=columns, hrules=True).rstrip("\n")
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{escape_latex(caption)}}}",
-        rf"\label{{{label}}}",
-        *(text + r"\par" for text in before),
-        table,
-        *(rf"\par\footnotesize {text}" for text in after),
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    tables = []
+    for number, part in enumerate(parts, 1):
+        cells = part.frame.map(escape_latex)
+        cells.columns = [escape_latex(name) for name in part.frame.columns]
+        columns = _latex_columns(part.frame, column_format)
+        styler = cells.style.hide(axis="index")
+        title = escape_latex(f"{caption}: {part.title}" if part.title else caption)
+        name = label if len(parts) == 1 else f"{label}:{number}"
+        intro = [escape_latex(part.intro)] if part.intro else []
+        if long:
+            table = styler.to_latex(
+                environment="longtable",
+                column_format=columns,
+                hrules=True,
+                caption=title,
+                label=name,
+            ).rstrip("\n")
+            tables.append("\n\n".join([*intro, table]))
+            continue
+        lines = [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{title}}}",
+            rf"\label{{{name}}}",
+            *(text + r"\par" for text in [*before, *intro]),
+            styler.to_latex(column_format=columns, hrules=True).rstrip("\n"),
+            *(rf"\par\footnotesize {text}" for text in after),
+            r"\end{table}",
+        ]
+        tables.append("\n".join(lines))
+    around = (before, after) if long else ([], [])
+    return "\n\n".join([*around[0], *tables, *around[1]]) + "\n"
 
 
 def escape_latex(text: Any) -> str:
@@ -141,6 +160,20 @@ def escape_latex(text: Any) -> str:
     escaped = "".join(_LATEX.get(character, character) for character in str(text))
     # At the start of a row these would be read as an argument of the line break before.
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
+
+
+def _pipe_table(frame: pd.DataFrame) -> str:
+    """Cells as wide as their text: padding helps no reader of long ones."""
+    rows = [frame.columns, ["---"] * len(frame.columns), *frame.to_numpy()]
+    return "\n".join(
+        "| " + " | ".join(_escape_markdown(cell) for cell in row) + " |" for row in rows
+    )
+
+
+def _latex_columns(frame: pd.DataFrame, column_format: str | Mapping[str, str] | None) -> str:
+    if isinstance(column_format, Mapping):
+        return "".join(column_format.get(name, "l") for name in frame.columns)
+    return column_format or "l" * len(frame.columns)
 
 
 def _escape_markdown(text: Any) -> str:
