@@ -1,9 +1,10 @@
 """Figure 1: sparse convolution with sparse weights, from a real small layer."""
 
-from packedconv.plots.arguments import drawing_parser, run
+from packedconv.plots.arguments import drawing_parser
 from packedconv.plots.convolution import convolution_table, draw_convolution
 from packedconv.plots.example import EXAMPLE, example_image, example_weight
 from packedconv.plots.save import save_figure
+from packedconv.script import run
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,12 +8,13 @@ the figure of a device takes its measured ceilings and its own layers.
 import pandas as pd
 from matplotlib.figure import Figure
 
-from packedconv.plots.arguments import figure_parser, run
+from packedconv.plots.arguments import figure_parser
 from packedconv.plots.captions import shapes
 from packedconv.plots.roofline import measured_device
 from packedconv.plots.roofline_model import draw_model, model_table
 from packedconv.plots.save import save_figure
 from packedconv.plots.source import Source, load_source
+from packedconv.script import run
 
 
 def draw(source: Source) -> tuple[Figure, pd.DataFrame]:

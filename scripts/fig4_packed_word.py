@@ -1,10 +1,11 @@
 """Figure 4: the packed words and the offsets of a real small weight."""
 
 from packedconv.packed import pack_array
-from packedconv.plots.arguments import drawing_parser, run
+from packedconv.plots.arguments import drawing_parser
 from packedconv.plots.example import example_weight
 from packedconv.plots.packed_word import draw_packed_word, packed_word_table
 from packedconv.plots.save import save_figure
+from packedconv.script import run
 
 
 def main(arguments: list[str] | None = None) -> None:

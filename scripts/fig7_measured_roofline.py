@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from packedconv.evidence import statistics
 from packedconv.evidence.samples import Results
-from packedconv.plots.arguments import figure_parser, run
+from packedconv.plots.arguments import figure_parser
 from packedconv.plots.measured_roofline import (
     draw_measured_roofline,
     shown_channels,
@@ -19,6 +19,7 @@ from packedconv.plots.measured_roofline import (
 )
 from packedconv.plots.save import save_figure
 from packedconv.plots.source import Source, load_source, with_printed
+from packedconv.script import run
 
 COLUMNS = [
     *("layer", "out_channels", "sparsity", "implementation", "arithmetic_intensity"),

@@ -9,10 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from packedconv.evidence.samples import Results
-from packedconv.plots.arguments import figure_parser, run
+from packedconv.plots.arguments import figure_parser
 from packedconv.plots.save import save_figure
 from packedconv.plots.series import printed_ticks, series_figure
 from packedconv.plots.source import Source, load_source, with_printed
+from packedconv.script import run
 
 COLUMNS = ["layer", "out_channels", "sparsity", "weights", "max_abs_error"]
 KINDS = (

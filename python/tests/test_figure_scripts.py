@@ -21,6 +21,7 @@ from packedconv.evidence.samples import Results
 from packedconv.plots.arguments import figure_parser
 from packedconv.plots.source import Source, load_source, panel_source
 from packedconv.plots.style import NOT_MEASURED, PRINTED, out_channel_styles
+from packedconv.script import run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAPER = ROOT / "config" / "paper.yaml"
@@ -247,21 +248,45 @@ def test_figure_6_draws_milliseconds_ours_solid_and_dense_dashed(cpu):
         np.testing.assert_allclose(y, 1e3 * rows["mean"], rtol=1e-12)
         np.testing.assert_allclose(half, 1e3 * rows["sem"], rtol=1e-6)
         assert line == {"sparse": "-", "dense": "--"}[implementation]
+    assert legend(figure)[-2:] == ["sparse", "dense (PyTorch)"]
     assert len(data) == len(expected)
     assert set(data["layout"]) == {"packed", "channels_last"}
     assert figure.axes[0].get_ylim()[0] == 0
 
 
 @pytest.mark.parametrize("panel", ["a", "b"])
-def test_panel_6_holds_no_value_that_the_paper_does_not_print(published, panel):
+def test_panel_6_holds_the_printed_ticks_alone(published, panel):
     figure, data = draw(6, panel=panel, published=published)
     axes = figure.axes[0]
     assert data.empty
     assert not axes.lines
     assert not axes.containers
-    assert len(axes.get_yticks()) == 0
+    first, last = {"a": (2, 6), "b": (8, 15)}[panel]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [
+        str(tick) for tick in range(first, last + 1)
+    ]
+    np.testing.assert_allclose(axes.get_yticks(), range(first, last + 1))
+    low, high = axes.get_ylim()
+    assert first - 1 < low < first
+    assert last < high < last + 1
     assert NOT_MEASURED in note(axes)
-    assert "the paper prints no execution times" in note(axes)
+    assert "only the ticks of the vertical axis" in note(axes)
+
+
+@pytest.mark.parametrize(
+    ("number", "panel", "first"), [(6, "a", 0.90), (6, "b", 0.91), (8, "b", 0.90)]
+)
+def test_an_empty_panel_spans_the_sparsities_of_the_paper(number, panel, first, published):
+    axes = draw(number, panel=panel, published=published)[0].axes[0]
+    assert axes.get_xticks()[[0, -1]].tolist() == [first, 0.98]
+
+
+@pytest.mark.parametrize("number", [6, 8])
+def test_a_panel_without_values_needs_its_ticks(number, published):
+    changed = published.copy()
+    changed.axis_ticks[:] = [entry for entry in changed.axis_ticks if entry["panel"] == "b"]
+    with pytest.raises(ValueError, match=f"axis_ticks: expected those of figure {number}, panel a"):
+        draw(number, panel="a", published=changed)
 
 
 def test_panel_6_with_a_measurement(published, nano):
@@ -371,6 +396,8 @@ def test_panel_7_shows_the_printed_throughputs(published, panel, channels, scale
             for p in points
         ]
         np.testing.assert_allclose(hollow(axes)[f"printed {implementation}"], expected)
+    names = [f"{name},\n{PRINTED}" for name in ("sparse", "dense (PyTorch)")]
+    assert legend(figure)[:2] == names
     assert NOT_MEASURED in note(axes)
     assert not axes.containers
     assert data["gflops"].to_list() == pytest.approx([scale * p["value"] for p in printed])
@@ -473,7 +500,12 @@ def test_caption_says_what_was_measured_and_how(cpu):
         text = caption(draw(number, [cpu])[0])
         for word in words:
             assert word in text
-    assert "standard error" not in caption(draw(8, [cpu])[0])
+    # Errors come from one input each: no rounds, and a reference of a fixed layout.
+    errors = caption(draw(8, [cpu])[0])
+    for word in ("standard error", "rounds", "Dense layout"):
+        assert word not in errors
+    for word in words[:3] + words[4:6]:
+        assert word in errors
 
 
 def test_caption_and_title_name_the_processor(tmp_path):
@@ -590,8 +622,6 @@ def test_every_script_renders_without_torch_and_to_the_same_bytes(tmp_path, cpu,
 
 @pytest.mark.parametrize("number", SCRIPTS)
 def test_an_expected_error_is_one_line(number, tmp_path, capsys, monkeypatch):
-    from packedconv.plots.arguments import run
-
     missing = ["--results", str(tmp_path / "none"), "--out", str(tmp_path / "figure.pdf")]
     with pytest.raises(SystemExit) as exit_:
         run(lambda: script(number).main(missing))

@@ -355,7 +355,7 @@ def test_dense_layouts_are_named_per_layer_where_they_differ():
             "out_channels": [64, 64, 48, 32],
         }
     )
-    assert captions.dense_layouts(samples) == "channels_last (OC 48), nchw (OC 32, 64)"
+    assert captions.dense_layouts(samples) == "channels_last (OC\u00a048), nchw (OC\u00a032, 64)"
     assert captions.dense_layouts(samples[samples["out_channels"] != 48]) == "nchw"
 
 

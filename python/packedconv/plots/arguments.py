@@ -1,8 +1,6 @@
 """The command line that the figure scripts share."""
 
 import argparse
-import sys
-from collections.abc import Callable
 
 
 def drawing_parser(description: str | None) -> argparse.ArgumentParser:
@@ -27,12 +25,3 @@ def figure_parser(description: str | None) -> argparse.ArgumentParser:
         help="results/<device>/<run>: with --panel those of its device family, else exactly one",
     )
     return parser
-
-
-def run(main: Callable[[], None]) -> None:
-    """Call a script's main; an expected error becomes one line and exit status 1."""
-    try:
-        main()
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        message = error.args[0] if isinstance(error, KeyError) else error
-        sys.exit(f"error: {message}")

@@ -8,19 +8,21 @@ from packedconv.plots.source import Source, device_title
 from packedconv.plots.style import PRINTED
 
 
-def measurement(results: Results) -> str:
-    """Device, threads, layers, protocol, distributions and dense layouts of a measurement."""
+def measurement(results: Results, timed: bool = True) -> str:
+    """Device, threads, layers and distributions; of times, protocol and dense layouts too."""
     samples, protocol = results.samples, results.settings["protocol"]
     threads = sorted(samples["threads"].unique())
-    return (
+    parts = [
         f"{device_title(results)} (device {results.device}, run {results.run}), "
-        f"{_list(threads)} thread{'s' if threads != [1] else ''}. "
-        f"{shapes(list(results.layers.values()))}. "
-        f"{protocol['rounds']} rounds of {protocol['executions']} executions. "
+        f"{_list(threads)} thread{'s' if threads != [1] else ''}",
+        shapes(list(results.layers.values())),
         f"Weights {distribution(results.settings.get('weights', {}))}, "
-        f"inputs {distribution(results.settings.get('inputs', {}))}. "
-        f"Dense layout: {dense_layouts(samples)}."
-    )
+        f"inputs {distribution(results.settings.get('inputs', {}))}",
+    ]
+    if timed:
+        parts.insert(2, f"{protocol['rounds']} rounds of {protocol['executions']} executions")
+        parts.append(f"Dense layout: {dense_layouts(samples)}")
+    return ". ".join(parts) + "."
 
 
 def dense_layouts(samples: pd.DataFrame) -> str:
@@ -30,7 +32,7 @@ def dense_layouts(samples: pd.DataFrame) -> str:
     if len(channels) == 1:
         return str(channels.index[0])
     return ", ".join(
-        f"{layout} (OC {_list(sorted(values))})" for layout, values in channels.items()
+        f"{layout} (OC\u00a0{_list(sorted(values))})" for layout, values in channels.items()
     )
 
 
@@ -40,8 +42,8 @@ def shapes(layers: list[Layer]) -> str:
     for layer in layers:
         text = f"N = {layer.batch}, IC = {layer.in_channels}, {layer.height}×{layer.width}"
         text += f", K = {layer.kernel_size}"
-        if layer.stride != 1:
-            text += f", stride {layer.stride}"
+        if (layer.stride, layer.padding) != (1, layer.kernel_size // 2):
+            text += f", stride {layer.stride}, padding {layer.padding}"
         if text not in texts:
             texts.append(text)
     return "; ".join(texts)
@@ -71,11 +73,14 @@ def printed(source: Source) -> list[str]:
     return [f"Hollow: {PRINTED} ({where})."]
 
 
-def caption(source: Source, error_bars: bool = True) -> list[str]:
-    """All lines under a figure of measurements."""
-    lines = [measurement(results) for results in source.results]
-    if error_bars and source.results:
-        lines.append("Error bars: standard error of the mean over rounds.")
+def caption(source: Source, timed: bool = True) -> list[str]:
+    """All lines under a figure of measurements, with error bars where they are `timed`."""
+    lines = [measurement(results, timed) for results in source.results]
+    if timed and source.results:
+        lines.append(
+            "Error bars: standard error of the mean over rounds; "
+            "none shows where it is smaller than the marker."
+        )
     if not source.results:
         layer = source.published.layer(source.family, out_channels=1)
         lines.append(f"Layers of the paper: {shapes([layer])}.")

@@ -21,9 +21,11 @@ from packedconv.plots.series import (
 )
 from packedconv.plots.source import Source
 from packedconv.plots.style import (
+    ERROR_BARS,
     GREY,
     HOLLOW,
     IMPLEMENTATIONS,
+    PRINTED,
     legend_entry,
     new_figure,
     sparsity_colours,
@@ -104,14 +106,14 @@ def draw_measured_roofline(source: Source, data: pd.DataFrame) -> Figure:
 
     implementations = [
         legend_entry(
-            text,
+            text if source.results else f"{text},\n{PRINTED}",
             color=GREY,
             marker=MARKERS[name],
             **({"linestyle": LINES[name]} if source.results else HOLLOW),
         )
         for name, text in IMPLEMENTATIONS.items()
     ]
-    if len(printed):
+    if len(printed) and source.results:
         implementations.append(printed_entry())
     side_legend(figure, roofs, implementations, sparsity_entries(colours))
     write_caption(figure, caption(source) + _intensity_lines(data))
@@ -142,6 +144,9 @@ def _draw_measured(
             fillstyle=fill,
             markerfacecoloralt="white",
             zorder=4,
+            # Error bars are short on logarithmic axes.
+            markersize=3.0,
+            **ERROR_BARS,
         )
 
 

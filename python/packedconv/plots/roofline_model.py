@@ -90,7 +90,7 @@ def draw_model(title: str, device: Device, data: pd.DataFrame, lines: list[str])
     side_legend(figure, sparsity_entries(colours))
     write_caption(figure, lines)
     label_roofs(axes, device, limits)
-    _point_to_higher_sparsity(axes, points)
+    _point_to_higher_sparsity(axes, points, device.ridge_point)
     return figure
 
 
@@ -119,7 +119,7 @@ def _draw_strip(
     axes.set(xlabel="Arithmetic intensity (FLOP/byte)", ylabel="OC")
 
 
-def _point_to_higher_sparsity(axes: Axes, points: pd.DataFrame) -> None:
+def _point_to_higher_sparsity(axes: Axes, points: pd.DataFrame, ridge: float) -> None:
     ends = points.sort_values("sparsity")
     first, last = ends.iloc[0], ends.iloc[-1]
     if first["arithmetic_intensity"] == last["arithmetic_intensity"]:
@@ -127,7 +127,8 @@ def _point_to_higher_sparsity(axes: Axes, points: pd.DataFrame) -> None:
     axes.annotate(
         "higher\nsparsity",
         (last["arithmetic_intensity"], last["gflops"]),
-        xytext=(first["arithmetic_intensity"], last["gflops"]),
+        # Clear of the line at the ridge point.
+        xytext=(1.15 * max(first["arithmetic_intensity"], ridge), last["gflops"]),
         fontsize=6,
         color=GREY,
         ha="left",

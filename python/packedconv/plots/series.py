@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from packedconv.plots.captions import caption
 from packedconv.plots.source import Source
 from packedconv.plots.style import (
+    ERROR_BARS,
     GREY,
     HOLLOW,
     PRINTED,
@@ -24,6 +25,8 @@ from packedconv.plots.style import (
 # How the markers of several measured devices in one panel are told apart; a hollow
 # marker is a printed value.
 _FILLS = ("full", "left", "top", "right", "bottom")
+
+TICKS_ONLY = "the paper prints no values here,\nonly the ticks of the vertical axis"
 
 # A way to draw one kind of series: value of the kind's column, legend text, line style.
 Kind = tuple[str, str, str]
@@ -54,7 +57,7 @@ def series_figure(
     measured = data[data["origin"] == "measured"]
     devices = _draw_measured(axes, measured, value, styles, kinds, kind_column, error_bars)
     _draw_printed(axes, data[data["origin"] == "printed"], value, styles)
-    _sparsity_axis(axes, data)
+    _sparsity_axis(axes, source, data)
     add_note(axes, source.note)
     _legends(figure, data, styles, kinds if len(measured) else (), devices)
     measured_lines = list(lines) if source.results else []
@@ -82,20 +85,31 @@ def add_note(axes: Axes, note: str, corner: bool = False) -> None:
         )
 
 
-def no_value_axis(axes: Axes, reason: str) -> None:
-    """An axis without values: no ticks that would suggest some, and the reason in the note."""
-    axes.set_ylim(0, 1)
-    axes.set_yticks([])
-    _extend_note(axes, reason)
+def printed_ticks(axes: Axes, source: Source, factor: float = 1.0) -> None:
+    """The labelled ticks that the paper prints on the panel's vertical axis, and no values.
 
-
-def printed_ticks(axes: Axes, source: Source) -> None:
-    """The labelled ticks that the paper prints on the panel's vertical axis, and no values."""
-    ticks = source.published.ticks(source.panel, source.figure)
-    axes.set_ylim(0.8 * ticks[0], 1.25 * ticks[-1])
-    axes.set_yticks(ticks, [_power(tick) for tick in ticks])
+    `factor` takes base units to the unit of the axis. Raises ValueError where config/paper.yaml
+    keeps no ticks of the panel.
+    """
+    ticks = [factor * tick for tick in source.published.ticks(source.panel, source.figure)]
+    if not ticks:
+        raise ValueError(
+            f"config/paper.yaml: axis_ticks: expected those of figure {source.figure}, panel "
+            f"{source.panel}, got none; add them"
+        )
+    if axes.get_yscale() == "log":
+        limits = 0.8 * ticks[0], 1.25 * ticks[-1]
+        labels = [_power(tick) for tick in ticks]
+    else:
+        margin = 0.05 * (ticks[-1] - ticks[0])
+        limits = ticks[0] - margin, ticks[-1] + margin
+        labels = [f"{tick:g}" for tick in ticks]
+    axes.set_ylim(limits)
+    axes.set_yticks(ticks, labels)
     axes.minorticks_off()
-    _extend_note(axes, "the paper prints no values here, only the ticks of this axis")
+    for text in axes.texts:
+        if text.get_gid() == "note":
+            text.set_text(f"{text.get_text()}\n{TICKS_ONLY}")
 
 
 def device_fills(data: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -148,6 +162,7 @@ def _draw_measured(
             markerfacecoloralt="white",
             linestyle=line_styles.get(kind, "-"),
             label=series_label("measured", device, run, out_channels, kind),
+            **ERROR_BARS,
         )
     return fills
 
@@ -178,8 +193,10 @@ def series_label(
     return " ".join(part for part in parts if part)
 
 
-def _sparsity_axis(axes: Axes, data: pd.DataFrame) -> None:
-    values = sorted(data["sparsity"].unique()) if len(data) else []
+def _sparsity_axis(axes: Axes, source: Source, data: pd.DataFrame) -> None:
+    values = sorted(data["sparsity"].unique())
+    if not values and source.panel is not None:
+        values = source.published.sparsities(source.family, (source.figure,))
     if len(values) < 2:
         values = [*values, 0.90, 0.98]
     low, high = min(values), max(values)
@@ -226,12 +243,6 @@ def _legends(
     if (data["origin"] == "printed").any():
         others.append(printed_entry())
     side_legend(figure, channels, others)
-
-
-def _extend_note(axes: Axes, reason: str) -> None:
-    for text in axes.texts:
-        if text.get_gid() == "note":
-            text.set_text(f"{text.get_text()}\n{reason}")
 
 
 def _power(value: float) -> str:

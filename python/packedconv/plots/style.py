@@ -30,8 +30,10 @@ _SPARE_MARKERS = "oPX*<>hdsD"
 PRINTED = "printed in the paper"
 # How a printed value is drawn.
 HOLLOW = {"linestyle": "none", "markerfacecolor": "none"}
+# Thin, so that bars of neighbouring series stay apart.
+ERROR_BARS = {"elinewidth": 0.8, "capthick": 0.8}
 NOT_MEASURED = "not measured here"
-IMPLEMENTATIONS = {"sparse": "Ours (sparse)", "dense": "PyTorch (dense)"}
+IMPLEMENTATIONS = {"sparse": "sparse", "dense": "dense (PyTorch)"}
 ROOF_COLOUR = "#222222"
 GREY = "#666666"
 
