@@ -6,20 +6,29 @@ build -> weights -> check -> bench -> collect -> figures, tables, claims, audit 
 import glob
 import os
 import pathlib
-import shlex
 import sys
 import sysconfig
 
-from packedconv import config as configuration
 from snakemake.exceptions import WorkflowError
+
+sys.path.insert(0, os.path.join(workflow.basedir, "python"))
+
+from packedconv import config as configuration
 
 
 configfile: "config/config.yaml"
 
 
 ROOT = pathlib.Path(workflow.basedir)
-# Jobs run in the environment that runs Snakemake, whether or not it is activated.
-shell.prefix(f"PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; ")
+# Jobs run in the environment that runs Snakemake, whether or not it is activated, and with
+# this checkout's package even where another copy is installed.
+for variable, folder in (
+    ("PATH", os.path.dirname(sys.executable)),
+    ("PYTHONPATH", str(ROOT / "python")),
+):
+    given = os.environ.get(variable, "")
+    if folder not in given.split(os.pathsep):
+        os.environ[variable] = os.pathsep.join(filter(None, [folder, given]))
 
 try:
     SETTINGS = configuration.resolve(config, ROOT)
@@ -61,27 +70,35 @@ TABLE_SCRIPTS = {
 }
 
 # What a rule's result depends on beside its script: two lists, so that an edit of a plot
-# never measures again.
+# never measures again. How a script reports an error (script.py) changes no result.
 PACKAGE = "python/packedconv"
 MEASURE_SOURCES = sorted(
     glob.glob(f"{PACKAGE}/bench/*.py")
     + [
         f"{PACKAGE}/{name}.py"
         for name in (
-            "arguments",
-            "conv",
-            "device",
-            "files",
-            "layer",
-            "packed",
-            "weights",
+            *("arguments", "conv", "device", "files", "layer", "packed"),
+            *("samples_file", "settings", "weights"),
         )
     ]
 )
 PLOT_SOURCES = sorted(
     glob.glob(f"{PACKAGE}/plots/*.py")
     + glob.glob(f"{PACKAGE}/evidence/*.py")
-    + [f"{PACKAGE}/{name}.py" for name in ("files", "layer", "roofline", "weights")]
+    + [
+        f"{PACKAGE}/{name}.py"
+        for name in (
+            *(
+                "device",
+                "files",
+                "layer",
+                "roofline",
+                "samples_file",
+                "settings",
+                "weights",
+            ),
+        )
+    ]
     + ["figures/packedconv.mplstyle", "config/schema/paper.schema.yaml"]
 )
 COMPILED_SOURCES = sorted(
@@ -144,11 +161,7 @@ MEASURE_THREADS = 1_000_000
 MEASURE_TIMES = [
     f"{RESULTS}/times/{step}.tsv"
     for step in (
-        *(
-            f"{step}_{layer}"
-            for step in ("weights", "check", "bench")
-            for layer in LAYERS
-        ),
+        *(f"{step}_{layer}" for step in ("weights", "check") for layer in LAYERS),
         "ceilings",
         "collect",
     )
@@ -255,7 +268,9 @@ rule check:
     input:
         script="scripts/check.py",
         settings=rules.settings.output,
-        weights=rules.weights.output.weights,
+        # The manifest has their hashes; a file of that size would count by its time alone.
+        manifest=rules.weights.output.manifest,
+        weights=ancient(rules.weights.output.weights),
         stamp=rules.build.output.stamp,
         sources=MEASURE_SOURCES,
     output:
@@ -271,7 +286,7 @@ rule check:
         "Checking layer {wildcards.layer} against float64"
     shell:
         "python {input.script} --settings {input.settings} --layer {wildcards.layer}"
-        " --weights {input.weights} --out {output} > {log} 2>&1"
+        " --weights {input.weights} --stamp {input.stamp} --out {output} > {log} 2>&1"
 
 
 rule ceilings:
@@ -282,7 +297,8 @@ rule ceilings:
         stamp=rules.build.output.stamp,
         sources=MEASURE_SOURCES,
     output:
-        f"{RESULTS}/ceilings.csv",
+        ceilings=f"{RESULTS}/ceilings.csv",
+        facts=f"{RESULTS}/ceilings.json",
     log:
         f"logs/{DEVICE}/{RUN}/ceilings.log",
     benchmark:
@@ -293,7 +309,8 @@ rule ceilings:
     message:
         "Measuring the ceilings of the device"
     shell:
-        "python {input.script} --settings {input.settings} --out {output} > {log} 2>&1"
+        "python {input.script} --settings {input.settings} --stamp {input.stamp}"
+        " --out {output.ceilings} --facts {output.facts} > {log} 2>&1"
 
 
 rule bench:
@@ -301,7 +318,8 @@ rule bench:
     input:
         script="scripts/bench.py",
         settings=rules.settings.output,
-        weights=rules.weights.output.weights,
+        manifest=rules.weights.output.manifest,
+        weights=ancient(rules.weights.output.weights),
         check=rules.check.output,
         stamp=rules.build.output.stamp,
         sources=MEASURE_SOURCES,
@@ -330,7 +348,8 @@ rule collect:
         bench=expand(rules.bench.output.samples, layer=LAYERS),
         facts=expand(rules.bench.output.facts, layer=LAYERS),
         checks=expand(rules.check.output, layer=LAYERS),
-        ceilings=rules.ceilings.output,
+        ceilings=rules.ceilings.output.ceilings,
+        ceilings_facts=rules.ceilings.output.facts,
         sources=[*MEASURE_SOURCES, f"{PACKAGE}/collect.py", f"{PACKAGE}/roofline.py"],
     output:
         samples=f"{RESULTS}/samples.csv",
@@ -346,7 +365,8 @@ rule collect:
         "Collecting the samples"
     shell:
         "python {input.script} --bench {input.bench} --facts {input.facts}"
-        " --checks {input.checks} --ceilings {input.ceilings} --out {output.samples}"
+        " --checks {input.checks} --ceilings {input.ceilings}"
+        " --ceilings-facts {input.ceilings_facts} --out {output.samples}"
         " --errors {output.errors} --peaks {output.peaks} > {log} 2>&1"
 
 
@@ -451,6 +471,12 @@ rule theory:
     input:
         script=lambda wildcards: TABLE_SCRIPTS[wildcards.table],
         paper="config/paper.yaml",
+        # The versions found change with these.
+        environment=lambda wildcards: (
+            ["envs/requirements.lock", rules.build.output.stamp]
+            if wildcards.table == "table6"
+            else []
+        ),
         sources=PLOT_SOURCES,
     output:
         multiext(f"{FIGURES}/{{table}}", csv=".csv", md=".md", tex=".tex"),
@@ -500,6 +526,7 @@ rule steps:
         # How long a re-rendering took says nothing new: only a first run counts.
         setup=ancient([path for path in ["build/setup.json"] if os.path.exists(path)]),
         compilation=ancient(rules.build.benchmark),
+        facts=ancient([f"{RESULTS}/bench/{layer}.json" for layer in LAYERS]),
         benchmark=ancient(MEASURE_TIMES),
         analysis=ancient(ANALYSIS_TIMES),
     output:
@@ -512,7 +539,7 @@ rule steps:
         "Adding up the time that each step took"
     shell:
         "python {input.script} --setup {input.setup} --compilation {input.compilation}"
-        " --benchmark {input.benchmark} --analysis {input.analysis} --out {output} > {log} 2>&1"
+        " --benchmark {input.benchmark} --facts {input.facts} --analysis {input.analysis} --out {output} > {log} 2>&1"
 
 
 rule table5:

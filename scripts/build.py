@@ -6,6 +6,8 @@ when, the compiled code does.
 """
 
 import argparse
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -13,10 +15,20 @@ import pathlib
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 
 import pybind11
 
 from packedconv.files import atomic_write
+
+
+@contextlib.contextmanager
+def build_lock(folder: pathlib.Path) -> Iterator[None]:
+    """Keep two builds out of one folder; the kernel frees the lock of a killed one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def build(source: pathlib.Path, folder: pathlib.Path, target: pathlib.Path) -> None:
@@ -54,7 +66,8 @@ def main() -> None:
     parser.add_argument("--stamp", required=True)
     arguments = parser.parse_args()
     try:
-        build(arguments.source, arguments.folder, arguments.target)
+        with build_lock(arguments.folder):
+            build(arguments.source, arguments.folder, arguments.target)
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: the extension was not built: {error}")
     with atomic_write(arguments.stamp) as temporary, open(temporary, "w") as file:

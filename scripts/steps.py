@@ -23,13 +23,17 @@ def main() -> None:
     parser.add_argument("--setup", type=pathlib.Path, nargs="*", help="the launcher's record")
     for step in ("compilation", "benchmark", "analysis"):
         parser.add_argument(f"--{step}", type=pathlib.Path, nargs="+", required=True)
+    parser.add_argument("--facts", type=pathlib.Path, nargs="+", required=True)
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
 
     # A set-up made by hand leaves no record: that step has no row.
     rows = [("setup", json.loads(path.read_text())["seconds"]) for path in arguments.setup]
     for step in ("compilation", "benchmark", "analysis"):
-        rows.append((step, benchmark_seconds(getattr(arguments, step))))
+        rows.append([step, benchmark_seconds(getattr(arguments, step))])
+    # What the layers themselves record: a job that found its layer measured took no time.
+    measuring = sum(json.loads(path.read_text())["measuring_seconds"] for path in arguments.facts)
+    rows[-2][1] += measuring
     with atomic_write(arguments.out) as temporary, open(temporary, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("step", "seconds"))

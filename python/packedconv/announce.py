@@ -19,10 +19,10 @@ import psutil
 import yaml
 
 from packedconv import config as configuration
-from packedconv.bench.settings import layers_of
 from packedconv.device import cpu_title, usable_cores
 from packedconv.evidence import claims, published
 from packedconv.roofline import dense_flops
+from packedconv.settings import layers_of
 
 # Rough costs: good for "about", never for a result.
 COMPILATION_SECONDS = 60.0
@@ -103,10 +103,13 @@ def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".")
 def merged_config(
     config_files: Sequence[str], arguments: Sequence[str], root: pathlib.Path
 ) -> dict[str, Any]:
-    """The configuration that Snakemake will see for these arguments."""
+    """The configuration that Snakemake will see for these arguments.
+
+    Of an option given twice Snakemake takes the last one.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", "-C", nargs="*", default=[], action="extend")
-    parser.add_argument("--configfile", "--configfiles", nargs="+", default=[], action="extend")
+    parser.add_argument("--config", "-C", nargs="*", default=[])
+    parser.add_argument("--configfile", "--configfiles", nargs="+", default=[])
     options, _ = parser.parse_known_args(arguments)
     merged = configuration.load_yaml(root / "config/config.yaml")
     for path in (*config_files, *options.configfile):

@@ -101,6 +101,8 @@ def conv2d(
         output_strides=target.stride(),
         threads=torch.get_num_threads(),
     )
+    if out is not None:
+        _count_write(out)
     return result
 
 
@@ -139,6 +141,13 @@ def _check_index_range(
             f"input: expected a padded image that 64-bit indices reach, got {size[0]} x {size[1]} "
             f"outputs at stride {stride}; use less padding, stride or dilation"
         )
+
+
+def _count_write(tensor: torch.Tensor) -> None:
+    """Let autograd notice that the kernel wrote into a tensor that a graph may have saved."""
+    increment_version = getattr(torch.autograd.graph, "increment_version", None)
+    if increment_version is not None and not tensor.is_inference():
+        increment_version(tensor)
 
 
 def _empty(shape: typing.Tuple[int, ...]) -> torch.Tensor:

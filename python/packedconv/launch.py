@@ -20,8 +20,7 @@ def snakemake_command(arguments: Sequence[str]) -> list[str]:
     """
     first, *rest = arguments
     if first in CONFIG_FILES:
-        files = CONFIG_FILES[first]
-        command = ["all", *rest, *(["--configfile", *files] if files else [])]
+        command = ["all", *with_config_files(CONFIG_FILES[first], rest)]
     else:
         command = [first, *rest]
     chosen = any(
@@ -30,6 +29,22 @@ def snakemake_command(arguments: Sequence[str]) -> list[str]:
         for argument in command
     )
     return ["snakemake", *([] if chosen else ["--cores", "1"]), *command]
+
+
+def with_config_files(files: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Arguments that read `files` before the configuration files which they name themselves.
+
+    Of several --configfile options Snakemake takes the last one only, so there must be one.
+    """
+    for index, argument in enumerate(arguments):
+        if argument in ("--configfile", "--configfiles"):
+            return [*arguments[: index + 1], *files, *arguments[index + 1 :]]
+    return [*arguments, *(["--configfile", *files] if files else [])]
+
+
+def is_dry_run(arguments: Sequence[str]) -> bool:
+    """Whether Snakemake will only say what it would do."""
+    return any(argument in ("-n", "--dry-run", "--dryrun") for argument in arguments)
 
 
 def run(command: Sequence[str]) -> int:
@@ -87,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(announce.describe(plan))
     status = run_snakemake(arguments)
-    if status == 0:
+    if status == 0 and not is_dry_run(arguments):
         print(announce.where_to_look(plan))
     return status
 

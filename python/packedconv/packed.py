@@ -175,7 +175,9 @@ def pack(weight) -> PackedWeight:
     if weight.device.type == "meta":
         raise ValueError("weight: expected a tensor that holds values, got one on meta")
     # A negated view (such as the imaginary part of a conjugate) holds the opposite values.
-    return pack_array(weight.detach().to("cpu", torch.float64).resolve_neg().numpy())
+    packed = _packed(weight.detach().to("cpu", torch.float64).resolve_neg().numpy())
+    _report(packed)
+    return packed
 
 
 def pack_array(weight: np.ndarray) -> PackedWeight:
@@ -184,6 +186,24 @@ def pack_array(weight: np.ndarray) -> PackedWeight:
         raise TypeError(f"weight: expected a numpy array, got {type(weight).__name__}")
     if weight.dtype.kind != "f":
         raise TypeError(f"weight: expected a floating-point array, got {weight.dtype}")
+    packed = _packed(weight)
+    _report(packed)
+    return packed
+
+
+def _report(packed: PackedWeight) -> None:
+    """Warn the caller of the function that packed, when FP16 did more than round."""
+    if packed.underflowed or packed.subnormals:
+        warnings.warn(
+            f"FP16 turned {packed.underflowed} weights into zero (dropped) and "
+            f"{packed.subnormals} into subnormals of reduced precision; scale the layer's "
+            "weights to keep them",
+            PackWarning,
+            stacklevel=3,
+        )
+
+
+def _packed(weight: np.ndarray) -> PackedWeight:
     shape = _checked_shape(weight.shape)
     if not np.isfinite(weight).all():
         raise ValueError(
@@ -202,13 +222,6 @@ def pack_array(weight: np.ndarray) -> PackedWeight:
     kept = half != 0
     underflowed = int(np.count_nonzero((weight != 0) & ~kept))
     subnormals = int(np.count_nonzero(kept & (np.abs(half) < _FP16_MIN_NORMAL)))
-    if underflowed or subnormals:
-        warnings.warn(
-            f"FP16 turned {underflowed} weights into zero (dropped) and {subnormals} into "
-            "subnormals of reduced precision; scale the layer's weights to keep them",
-            PackWarning,
-            stacklevel=3,
-        )
 
     words, counts = [], []
     for first in range(0, shape[1], BLOCK_CHANNELS):

@@ -681,3 +681,13 @@ def test_shuffled_order_of_calls_changes_nothing():
     random.Random(0).shuffle(order)
     for index in order:
         assert torch.equal(run_layer(layers[index]), first[index])
+
+
+def test_autograd_notices_a_write_into_what_it_saved(image, packed):
+    out = conv2d(image, packed)
+    factor = torch.ones(1, requires_grad=True)
+    product = factor * out  # saves `out` for the gradient of `factor`
+    with torch.no_grad():
+        conv2d(image, packed, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()

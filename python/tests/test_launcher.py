@@ -368,3 +368,20 @@ def test_termination_reaches_snakemake(tmp_path):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 9
     assert (tmp_path / "ended").exists()
+
+
+def test_a_verb_reads_its_file_before_the_users():
+    command = launch.snakemake_command(["smoke", "--configfile", "few.yaml", "--config", "seed=2"])
+    assert command == [
+        *("snakemake", "--cores", "1", "all"),
+        *("--configfile", "config/smoke.yaml", "few.yaml", "--config", "seed=2"),
+    ]
+
+
+def test_a_dry_run_does_not_say_done(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(launch, "run", lambda command: 0)
+    assert launch.main(["all", "-n"]) == 0
+    assert "Done." not in capsys.readouterr().out
+    assert launch.main(["all"]) == 0
+    assert "Done." in capsys.readouterr().out

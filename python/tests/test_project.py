@@ -1,5 +1,7 @@
 """The project itself: what its pages promise is there, and nothing ties it to one machine."""
 
+import ast
+import glob
 import importlib.util
 import json
 import re
@@ -206,3 +208,54 @@ def test_device_side_check(device_side, tmp_path, monkeypatch, capfd, text, stat
 def test_device_side_list_names_files_that_exist(device_side, tmp_path):
     with pytest.raises(FileNotFoundError, match="packedconv"):
         device_side.device_side_files(str(tmp_path))
+
+
+def imported_modules(path):
+    """Files of the package that a Python file imports, directly or through others."""
+    found, waiting = set(), [path]
+    while waiting:
+        for node in ast.walk(ast.parse(waiting.pop().read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            for name in names:
+                module = ROOT / "python" / Path(*name.split(".")).with_suffix(".py")
+                if module.is_file() and module not in found:
+                    found.add(module)
+                    waiting.append(module)
+    return found
+
+
+def source_lists():
+    """MEASURE_SOURCES and PLOT_SOURCES of the Snakefile, as absolute paths."""
+    text = (ROOT / "Snakefile").read_text()
+    names = {"glob": glob}
+    begin, end = text.index("PACKAGE ="), text.index("COMPILED_SOURCES")
+    exec(text[begin:end], names)
+    return [{ROOT / path for path in names[key]} for key in ("MEASURE_SOURCES", "PLOT_SOURCES")]
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
+def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    measure, plot = source_lists()
+    package = ROOT / "python" / "packedconv"
+    # Reports errors; and what only writes the settings or the extension.
+    free = {package / "script.py"}
+    if script.stem in ("build", "settings", "steps"):
+        free |= {package / "files.py"}
+        expected = set()
+    elif script.stem in ("weights", "check", "ceilings", "bench"):
+        expected = measure
+    elif script.stem == "collect":
+        expected = measure | {package / "collect.py", package / "roofline.py"}
+    elif script.stem.startswith("fig4"):
+        expected = plot | {package / "packed.py", package / "packed_file.py"}
+    else:
+        expected = plot
+    # Packing knows the packed file, which no measurement and no figure writes.
+    free |= {package / "packed_file.py"}
+    assert imported_modules(script) - free <= expected
