@@ -109,9 +109,10 @@ void compute(const TileWork& work) {
   return compute_tile<12, 1>(work);
 }
 
-// Enough independent chains to cover FMA latency times the units, as registers allow.
+// Enough independent chains to cover FMA latency times the units, as registers allow; no
+// more than compilers unroll completely, or the chains would live in memory.
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kChains = 24;
+constexpr int kChains = 16;
 #else
 constexpr int kChains = 12;
 #endif

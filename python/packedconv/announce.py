@@ -25,22 +25,23 @@ from packedconv.roofline import dense_flops
 from packedconv.settings import layers_of
 
 # Rough costs: good for "about", never for a result.
-COMPILATION_SECONDS = 60.0
-ANALYSIS_SECONDS = 90.0
+COMPILATION_SECONDS = 30.0
+ANALYSIS_SECONDS = 60.0
 LAYER_SECONDS = 15.0  # of a layer: starting processes, weights, the check, trial executions
 SPARSE_SHARE = 0.3  # a sparse execution, in dense ones
-DENSE_SHARE = 0.7  # of a matrix product's rate, that a dense convolution reaches
+DENSE_SHARE = 1.0  # of a matrix product's rate, that a dense convolution reaches
 
 ANSWERS = {
     "decidable": "decide {}",
     "analogue": "show an analogue of {}, which decides nothing about the paper",
     "not": "say nothing about {}",
 }
-BUSY_LOAD = 0.5  # load average per CPU above which measurements suffer
+BUSY_SHARE = 0.2  # of the CPUs in use by others, above which measurements suffer
+LOOK_SECONDS = 0.3  # how long to watch them; load averages would count what has just ended
 
 
 class Machine(NamedTuple):
-    """The machine at hand: memory and disk in bytes, load average over a minute."""
+    """The machine at hand: memory and disk in bytes, share of the CPUs in use."""
 
     title: str
     cpus: int
@@ -48,7 +49,7 @@ class Machine(NamedTuple):
     memory: int
     free_memory: int
     free_disk: int
-    load: float
+    in_use: float
 
 
 class Plan(NamedTuple):
@@ -150,7 +151,7 @@ def machine(root: pathlib.Path) -> Machine:
         memory=memory.total,
         free_memory=memory.available,
         free_disk=shutil.disk_usage(root).free,
-        load=os.getloadavg()[0],
+        in_use=psutil.cpu_percent(interval=LOOK_SECONDS) / 100,
     )
 
 
@@ -174,8 +175,8 @@ def matrix_rate() -> float:
 def work(settings: Mapping[str, Any]) -> float:
     """Dense FLOP that a benchmark is worth, its sparse executions included."""
     protocol = settings["protocol"]
-    executions = protocol["warmup_executions"] + protocol["rounds"] * protocol["executions"]
-    share = 1 + SPARSE_SHARE * len(settings["sparsities"])
+    executions = protocol["rounds"] * (protocol["warmup_executions"] + protocol["executions"])
+    share = (1 + SPARSE_SHARE) * len(settings["sparsities"])
     return executions * share * sum(dense_flops(layer) for layer in layers_of(settings))
 
 
@@ -230,11 +231,11 @@ def describe(plan: Plan) -> str:
         "Steps that are finished already are not repeated.",
         f"Machine: {here.title}, {here.cpus} CPUs ({here.cores} cores),"
         f" {here.free_memory * gigabytes:.1f} of {here.memory * gigabytes:.1f} GB memory free,"
-        f" {here.free_disk * gigabytes:.0f} GB disk free, load {here.load:.1f}",
+        f" {here.free_disk * gigabytes:.0f} GB disk free, {here.in_use:.0%} of the CPUs in use",
     ]
-    if here.load > BUSY_LOAD * here.cpus:
+    if here.in_use > BUSY_SHARE:
         lines.append(
-            f"Warning: the machine is busy (load {here.load:.1f} on {here.cpus} CPUs);"
+            f"Warning: the machine is busy ({here.in_use:.0%} of its CPUs are in use);"
             " times measured now will be off."
         )
     lines.append(f"Of the paper's {len(plan.decidable)} statements, a run on this device can")

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -150,8 +149,8 @@ def test_statements_are_told_apart(plan):
 
 
 def test_busy_machine(plan):
-    idle = plan._replace(machine=plan.machine._replace(load=0.1, cpus=2))
-    busy = plan._replace(machine=plan.machine._replace(load=1.1, cpus=2))
+    idle = plan._replace(machine=plan.machine._replace(in_use=0.05))
+    busy = plan._replace(machine=plan.machine._replace(in_use=0.5))
     assert "busy" not in announce.describe(idle)
     assert "busy" in announce.describe(busy)
 
@@ -162,12 +161,9 @@ def test_where_to_look(plan):
     assert " figures/claims.md" in announce.where_to_look(paper)
 
 
-def test_quick_and_without_torch():
+def test_no_torch_is_imported():
     code = (
         "import sys\nfrom packedconv import announce\n"
         "print(announce.describe(announce.plan([], [])))\nassert 'torch' not in sys.modules"
     )
-    started = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    # 2 s on a free machine; tests may share it with others.
-    assert time.monotonic() - started < 8
