@@ -72,35 +72,21 @@ TABLE_SCRIPTS = {
 # What a rule's result depends on beside its script: two lists, so that an edit of a plot
 # never measures again. How a script reports an error (script.py) changes no result.
 PACKAGE = "python/packedconv"
-MEASURE_SOURCES = sorted(
-    glob.glob(f"{PACKAGE}/bench/*.py")
-    + [
-        f"{PACKAGE}/{name}.py"
-        for name in (
-            *("arguments", "conv", "device", "files", "layer", "packed"),
-            *("samples_file", "settings", "weights"),
-        )
-    ]
+MEASURE_MODULES = (
+    "arguments conv device files layer packed samples_file settings weights"
 )
-PLOT_SOURCES = sorted(
-    glob.glob(f"{PACKAGE}/plots/*.py")
-    + glob.glob(f"{PACKAGE}/evidence/*.py")
-    + [
-        f"{PACKAGE}/{name}.py"
-        for name in (
-            *(
-                "device",
-                "files",
-                "layer",
-                "roofline",
-                "samples_file",
-                "settings",
-                "weights",
-            ),
-        )
-    ]
-    + ["figures/packedconv.mplstyle", "config/schema/paper.schema.yaml"]
-)
+PLOT_MODULES = "device files layer roofline samples_file settings weights"
+MEASURE_SOURCES = [
+    *sorted(glob.glob(f"{PACKAGE}/bench/*.py")),
+    *(f"{PACKAGE}/{name}.py" for name in MEASURE_MODULES.split()),
+]
+PLOT_SOURCES = [
+    *sorted(glob.glob(f"{PACKAGE}/plots/*.py")),
+    *sorted(glob.glob(f"{PACKAGE}/evidence/*.py")),
+    *(f"{PACKAGE}/{name}.py" for name in PLOT_MODULES.split()),
+    "figures/packedconv.mplstyle",
+    "config/schema/paper.schema.yaml",
+]
 COMPILED_SOURCES = sorted(
     path for path in glob.glob("csrc/**", recursive=True) if os.path.isfile(path)
 )
@@ -367,7 +353,7 @@ rule collect:
         "python {input.script} --bench {input.bench} --facts {input.facts}"
         " --checks {input.checks} --ceilings {input.ceilings}"
         " --ceilings-facts {input.ceilings_facts} --out {output.samples}"
-        " --errors {output.errors} --peaks {output.peaks} > {log} 2>&1"
+        " --errors {output.errors} --peaks {output.peaks} 2>&1 | tee {log}"
 
 
 rule drawing:

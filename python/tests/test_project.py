@@ -259,3 +259,9 @@ def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
     # Packing knows the packed file, which no measurement and no figure writes.
     free |= {package / "packed_file.py"}
     assert imported_modules(script) - free <= expected
+
+
+def test_the_readme_is_finished():
+    assert "MEASURE" not in README
+    for picture in re.findall(r"\]\((docs/[^)]+)\)", README):
+        assert (ROOT / picture).is_file()
