@@ -15,12 +15,12 @@ from matplotlib.text import Text
 from synthetic import SPARSITIES, write_results
 
 from packedconv import roofline
+from packedconv.evidence import NOT_MEASURED, statistics
 from packedconv.evidence import published as paper
-from packedconv.evidence import statistics
 from packedconv.evidence.samples import Results
 from packedconv.plots.arguments import figure_parser
 from packedconv.plots.source import Source, load_source, panel_source
-from packedconv.plots.style import NOT_MEASURED, PRINTED, out_channel_styles
+from packedconv.plots.style import PRINTED, out_channel_styles
 from packedconv.script import run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

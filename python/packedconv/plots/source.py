@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from packedconv.evidence import NOT_MEASURED
 from packedconv.evidence import published as paper
 from packedconv.evidence.published import Published
 from packedconv.evidence.samples import Results
-from packedconv.plots.style import NOT_MEASURED
 
 # Columns that every table of plotted data starts with. `origin` keeps measured and
 # printed values apart; `device` and `run` are empty where a value is printed.

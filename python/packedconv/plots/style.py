@@ -32,7 +32,6 @@ PRINTED = "printed in the paper"
 HOLLOW = {"linestyle": "none", "markerfacecolor": "none"}
 # Thin, so that bars of neighbouring series stay apart.
 ERROR_BARS = {"elinewidth": 0.8, "capthick": 0.8}
-NOT_MEASURED = "not measured here"
 IMPLEMENTATIONS = {"sparse": "sparse", "dense": "dense (PyTorch)"}
 ROOF_COLOUR = "#222222"
 GREY = "#666666"
