@@ -17,17 +17,8 @@ from packedconv.settings import layers_of, load_settings
 TEXT = {"device", "run", "layer", "implementation", "layout", "reference", "weights"}
 FLOATS = {"sparsity", "seconds", "max_abs_error", "bound_fraction"}
 
-SHAPE = [
-    "layer",
-    "batch",
-    "in_channels",
-    "out_channels",
-    "height",
-    "width",
-    "kernel_size",
-    "stride",
-    "padding",
-]
+# The layer's name, then its other fields as columns.
+SHAPE = ["layer", *Layer._fields[1:]]
 GROUP = ["layer", "sparsity", "implementation"]
 IMPLEMENTATIONS = {"sparse", "dense"}
 
