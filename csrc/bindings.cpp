@@ -1,14 +1,11 @@
 // The extension module packedconv._core. Arguments are checked in Python; memory of
 // tensors is handed over by address, so that no version of torch is compiled in.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
-#include <array>
 #include <cstdint>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "bindings.h"
 #include "cpu/ceilings.h"
 #include "cpu/conv2d.h"
 #include "cpu/isa.h"
@@ -19,48 +16,40 @@ namespace py = pybind11;
 
 namespace {
 
-using Pair = std::array<std::int64_t, 2>;
-using Quad = std::array<std::int64_t, 4>;
-using Words = py::array_t<std::uint32_t, py::array::c_style>;
-
-packedconv_strides strides(const Quad& values) {
-  return {values[0], values[1], values[2], values[3]};
-}
+using packedconv::Pair;
+using packedconv::Quad;
+using packedconv::Words;
 
 void conv2d(std::uintptr_t input, const Quad& input_shape, const Quad& input_strides,
             const Words& words, const Words& offsets, const Pair& kernel, std::uintptr_t bias,
             const Pair& stride, const Pair& padding, const Pair& dilation, std::int64_t groups,
             bool relu, std::uintptr_t output, const Quad& output_shape, const Quad& output_strides,
             int threads) {
-  packedconv_layer_shape shape;
-  shape.batch = input_shape[0];
-  shape.in_channels = input_shape[1];
-  shape.in_height = input_shape[2];
-  shape.in_width = input_shape[3];
-  shape.out_channels = output_shape[1];
-  shape.out_height = output_shape[2];
-  shape.out_width = output_shape[3];
-  shape.kernel_height = kernel[0];
-  shape.kernel_width = kernel[1];
-  shape.stride_height = stride[0];
-  shape.stride_width = stride[1];
-  shape.pad_top = padding[0];
-  shape.pad_left = padding[1];
-  shape.dilation_height = dilation[0];
-  shape.dilation_width = dilation[1];
-  shape.groups = groups;
-  const packedconv::PackedView weight = {words.data(), offsets.data(), offsets.shape(0)};
+  const packedconv_layer_shape shape = packedconv::make_shape(input_shape, output_shape, kernel,
+                                                              stride, padding, dilation, groups);
+  const packedconv::PackedView weight = packedconv::make_view(words, offsets);
 
   const py::gil_scoped_release release;
-  packedconv::conv2d(shape, reinterpret_cast<const float*>(input), strides(input_strides), weight,
+  packedconv::conv2d(shape, reinterpret_cast<const float*>(input),
+                     packedconv::make_strides(input_strides), weight,
                      reinterpret_cast<const float*>(bias), relu, reinterpret_cast<float*>(output),
-                     strides(output_strides), threads);
+                     packedconv::make_strides(output_strides), threads);
 }
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
   for (const packedconv::Isa* isa : packedconv::usable_isas()) names.push_back(isa->name);
   return names;
+}
+
+// Compute capabilities compiled for, major * 10 + minor; empty without CUDA.
+std::vector<int> cuda_architectures() {
+  std::vector<int> found;
+#if defined(PACKEDCONV_CUDA_ARCHITECTURES)
+  std::istringstream names(PACKEDCONV_CUDA_ARCHITECTURES);
+  for (int architecture; names >> architecture;) found.push_back(architecture);
+#endif
+  return found;
 }
 
 py::dict build_info() {
@@ -71,20 +60,8 @@ py::dict build_info() {
   info["cplusplus"] = static_cast<long>(__cplusplus);
   const std::string cuda = packedconv::cuda_version();
   info["cuda"] = cuda.empty() ? py::object(py::none()) : py::object(py::str(cuda));
+  info["cuda_architectures"] = cuda_architectures();
   return info;
-}
-
-py::list gpus() {
-  py::list found;
-  for (const packedconv::Gpu& gpu : packedconv::gpus()) {
-    py::dict values;
-    values["name"] = gpu.name;
-    values["compute_capability"] = py::make_tuple(gpu.compute_major, gpu.compute_minor);
-    values["multiprocessors"] = gpu.multiprocessors;
-    values["memory_bytes"] = gpu.memory_bytes;
-    found.append(values);
-  }
-  return found;
 }
 
 py::dict mapping_config() {
@@ -121,6 +98,6 @@ PYBIND11_MODULE(_core, module) {
   module.def("isa", [] { return std::string(packedconv::selected_isa().name); });
   module.def("isas", &isas);
   module.def("build_info", &build_info);
-  module.def("gpus", &gpus);
   module.def("mapping_config", &mapping_config);
+  packedconv::bind_cuda(module);
 }

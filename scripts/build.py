@@ -1,25 +1,16 @@
 #!/usr/bin/env python3
-"""Build the extension packedconv._core in place, and write a stamp of the binary.
-
-What is measured depends on the stamp rather than on the binary: it changes when, and only
-when, the compiled code does.
-"""
+"""Build the extension packedconv._core in place, and write a stamp of the binary (stamp.py)."""
 
 import argparse
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import pathlib
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 
 import pybind11
-
-from packedconv.files import atomic_write
 
 
 @contextlib.contextmanager
@@ -46,18 +37,6 @@ def build(source: pathlib.Path, folder: pathlib.Path, target: pathlib.Path) -> N
         subprocess.run(command, check=True, env={**os.environ, "PATH": path})
 
 
-def stamp(target: pathlib.Path) -> dict:
-    """SHA-256 of the built module and how it was built."""
-    module = target / "packedconv" / ("_core" + sysconfig.get_config_var("EXT_SUFFIX"))
-    # In a process of its own: an older module of that name may be loaded in this one.
-    code = "import json; from packedconv import _core; print(json.dumps(_core.build_info()))"
-    info = subprocess.run(
-        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
-    digest = hashlib.sha256(module.read_bytes()).hexdigest()
-    return {"sha256": digest, **json.loads(info)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path("csrc"))
@@ -65,14 +44,14 @@ def main() -> None:
     parser.add_argument("--target", type=pathlib.Path, default=pathlib.Path("python"))
     parser.add_argument("--stamp", required=True)
     arguments = parser.parse_args()
+    # In a process of its own: an older module of that name may be loaded in this one.
+    stamp = [sys.executable, str(pathlib.Path(__file__).with_name("stamp.py"))]
     try:
         with build_lock(arguments.folder):
             build(arguments.source, arguments.folder, arguments.target)
+            subprocess.run([*stamp, "--out", arguments.stamp], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: the extension was not built: {error}")
-    with atomic_write(arguments.stamp) as temporary, open(temporary, "w") as file:
-        json.dump(stamp(arguments.target), file, indent=2, sort_keys=True)
-        file.write("\n")
 
 
 if __name__ == "__main__":

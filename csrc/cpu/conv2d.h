@@ -5,15 +5,9 @@
 #include <cstdint>
 
 #include "../layer_shape.h"
+#include "../packed_view.h"
 
 namespace packedconv {
-
-// The packed weight as FORMAT.md specifies it.
-struct PackedView {
-  const std::uint32_t* words;
-  const std::uint32_t* offsets;  // blocks * (out_channels + 1)
-  std::int64_t blocks;
-};
 
 // output = convolution of input with the packed weight, plus bias (one value per output
 // channel, or null), then ReLU if asked. Every output element is summed in the order of

@@ -13,6 +13,9 @@ struct Gpu {
   int compute_major, compute_minor;
   int multiprocessors;
   std::int64_t memory_bytes;
+  // Bytes of shared memory: the most that one block may ask for, and of a multiprocessor.
+  std::int64_t shared_per_block;
+  std::int64_t shared_per_multiprocessor;
 };
 
 // Empty without a GPU, without a driver, and in a build without CUDA; never throws for these.

@@ -1,4 +1,4 @@
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -20,6 +20,44 @@ def conv2d(
     output_strides: Sequence[int],
     threads: int,
 ) -> None: ...
+
+class CudaPlan:
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+    @property
+    def facts(self) -> Dict[str, Any]: ...
+    @property
+    def table(self) -> np.ndarray: ...
+
+def cuda_plan(
+    input_shape: Sequence[int],
+    output_shape: Sequence[int],
+    words: np.ndarray,
+    offsets: np.ndarray,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    limits: Sequence[int],
+    implementation: str = "auto",
+    config: Optional[Sequence[int]] = None,
+) -> CudaPlan: ...
+def cuda_conv2d(
+    plan: CudaPlan,
+    device: int,
+    stream: int,
+    input: int,
+    input_strides: Sequence[int],
+    table: int,
+    bias: int,
+    relu: bool,
+    output: int,
+    output_strides: Sequence[int],
+) -> None: ...
+def cuda_kernels() -> Dict[str, List[Tuple[int, ...]]]: ...
 def fma_peak(threads: int, seconds: float) -> float: ...
 def copy_bandwidth(threads: int, bytes: int, repeats: int) -> float: ...
 def keep_freed_memory() -> bool: ...
