@@ -5,7 +5,8 @@ import typing
 import numpy as np
 import torch
 
-from packedconv import _core, arguments
+from packedconv import _core, arguments, cuda, ops
+from packedconv.device import device_limits
 from packedconv.packed import PackedWeight
 
 IntOrPair = typing.Union[int, typing.Tuple[int, int]]
@@ -30,13 +31,40 @@ def conv2d(
     out: float32 tensor of the result's shape to write into, any strides; it must not
     share memory with the other arguments. Returns `out`, or a new contiguous tensor.
 
-    Products and sums are FP32, in an order that does not depend on the number of threads
-    (torch.get_num_threads()). Skipped zeros differ from a dense product in one way only:
+    All tensors are on the CPU, or all on one NVIDIA GPU. There the kernel (paper section 5)
+    runs in the stream that is current on that GPU. The first call for a shape of input copies
+    what it needs of the weight there and waits; later calls wait for nothing, and a CUDA
+    graph can capture them. torch.compile and torch.export (torch 2.4 and later) keep
+    the call as one op, `packedconv::conv2d`.
+
+    Products and sums are FP32, in an order that on the CPU does not depend on the number of
+    threads (torch.get_num_threads()). Skipped zeros differ from a dense product in one way only:
     a zero weight times an infinite or NaN input adds nothing. Inference only.
 
     Raises TypeError for a wrong type or dtype; ValueError for a wrong device, shape or
-    value, and for tensors that would need a gradient.
+    value, and for tensors that would need a gradient; RuntimeError when this build cannot run
+    on the GPU, when CUDA refuses the launch, and when a CUDA graph captures the first call.
     """
+    return compute(input, packed, bias, stride, padding, dilation, groups, activation, out)
+
+
+# Computes (input, packed, bias, stride, padding before, dilation, groups, relu) into out.
+Launch = typing.Callable[..., None]
+
+
+def compute(
+    input: torch.Tensor,
+    packed: PackedWeight,
+    bias: typing.Optional[torch.Tensor] = None,
+    stride: IntOrPair = 1,
+    padding: typing.Union[str, IntOrPair] = 0,
+    dilation: IntOrPair = 1,
+    groups: int = 1,
+    activation: typing.Optional[str] = None,
+    out: typing.Optional[torch.Tensor] = None,
+    launch: typing.Optional[Launch] = None,
+) -> torch.Tensor:
+    """`conv2d` with the kernel given; None for the one of the input's device."""
     if not isinstance(packed, PackedWeight):
         raise TypeError(
             f"packed: expected a PackedWeight (see packedconv.pack), got {type(packed).__name__}"
@@ -47,22 +75,53 @@ def conv2d(
             f"input: expected (N, IC, H, W) or (IC, H, W), got shape {tuple(input.shape)}"
         )
     relu = arguments.is_relu(activation)
+    out_channels, group_channels = packed.shape[:2]
+    groups = arguments.group_count(groups, out_channels)
+    stride = arguments.pair("stride", stride, 1)
+    dilation = arguments.pair("dilation", dilation, 1)
+    before, after = arguments.padding_pairs(padding, packed.shape[2:], stride, dilation)
+    if launch is None and ops.is_traced(input):
+        _check_channels(input, group_channels, groups)
+        if bias is not None:
+            _check_bias(bias, out_channels, input)
+        result = ops.conv2d(input, packed, bias, stride, before, after, dilation, groups, relu)
+        if out is None:
+            return result
+        _check_tensor("out", out, input)
+        if out.shape != result.shape:
+            raise ValueError(f"out: expected shape {tuple(result.shape)}, got {tuple(out.shape)}")
+        return out.copy_(result)
+    return compute_padded(
+        input, packed, bias, stride, before, after, dilation, groups, relu, out, launch
+    )
+
+
+def compute_padded(
+    input: torch.Tensor,
+    packed: PackedWeight,
+    bias: typing.Optional[torch.Tensor],
+    stride: arguments.Pair,
+    before: arguments.Pair,
+    after: arguments.Pair,
+    dilation: arguments.Pair,
+    groups: int,
+    relu: bool,
+    out: typing.Optional[torch.Tensor] = None,
+    launch: typing.Optional[Launch] = None,
+) -> torch.Tensor:
+    """`compute` for arguments in their one form: pairs, and padding before and after."""
+    device = input.device
+    if device.type == "cuda":
+        device_limits(device.index)  # raises before anything is allocated there
+    if launch is None:
+        launch = cuda.launch if device.type == "cuda" else _launch_on_cpu
     # A negated view (such as the imaginary part of a conjugate) holds the opposite values.
     batched = input.resolve_neg()
     if input.dim() == 3:
         batched = batched.unsqueeze(0)
-    out_channels, group_channels = packed.shape[:2]
-    kernel = packed.shape[2:]
-    groups = arguments.group_count(groups, out_channels)
-    if batched.shape[1] != group_channels * groups:
-        raise ValueError(
-            f"input: expected {group_channels * groups} channels ({group_channels} of the weight "
-            f"x {groups} groups), got {batched.shape[1]}"
-        )
-
-    stride = arguments.pair("stride", stride, 1)
-    dilation = arguments.pair("dilation", dilation, 1)
-    before, after = arguments.padding_pairs(padding, kernel, stride, dilation)
+    shape = packed.shape
+    out_channels, group_channels, kernel = shape[0], shape[1], shape[2:]
+    _check_channels(input, group_channels, groups)
     size = arguments.output_shape(
         (batched.shape[2], batched.shape[3]), kernel, stride, before, after, dilation
     )
@@ -70,59 +129,94 @@ def conv2d(
     stride = (stride[0] if size[0] > 1 else 1, stride[1] if size[1] > 1 else 1)
     _check_index_range(group_channels, size, stride, kernel, dilation)
     if bias is not None:
-        _check_tensor("bias", bias)
-        if tuple(bias.shape) != (out_channels,):
-            raise ValueError(f"bias: expected shape ({out_channels},), got {tuple(bias.shape)}")
+        _check_bias(bias, out_channels, input)
         bias = bias.resolve_neg().contiguous()
 
     shape = (batched.shape[0], out_channels) + size
     if out is None:
-        result = _empty(shape if input.dim() == 4 else shape[1:])
+        result = _empty(shape if input.dim() == 4 else shape[1:], device)
     else:
         _check_out(out, shape if input.dim() == 4 else shape[1:], batched, bias)
         result = out
     target = result if input.dim() == 4 else result.unsqueeze(0)
+    launch(batched, packed, bias, stride, before, dilation, groups, relu, target)
+    if out is not None:
+        _count_write(out)
+    return result
 
+
+def _launch_on_cpu(
+    input: torch.Tensor,
+    packed: PackedWeight,
+    bias: typing.Optional[torch.Tensor],
+    stride: arguments.Pair,
+    before: arguments.Pair,
+    dilation: arguments.Pair,
+    groups: int,
+    relu: bool,
+    out: torch.Tensor,
+) -> None:
     _core.conv2d(
-        input=batched.data_ptr(),
-        input_shape=tuple(batched.shape),
-        input_strides=batched.stride(),
+        input=input.data_ptr(),
+        input_shape=tuple(input.shape),
+        input_strides=input.stride(),
         words=packed.words,
         offsets=packed.offsets,
-        kernel=kernel,
+        kernel=packed.shape[2:],
         bias=0 if bias is None else bias.data_ptr(),
         stride=stride,
         padding=before,
         dilation=dilation,
         groups=groups,
         relu=relu,
-        output=target.data_ptr(),
-        output_shape=shape,
-        output_strides=target.stride(),
+        output=out.data_ptr(),
+        output_shape=tuple(out.shape),
+        output_strides=out.stride(),
         threads=torch.get_num_threads(),
     )
-    if out is not None:
-        _count_write(out)
-    return result
 
 
-def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+def _check_tensor(
+    name: str, tensor: torch.Tensor, input: typing.Optional[torch.Tensor] = None
+) -> None:
+    """Refuse what no kernel takes, and a device other than the input's."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype != torch.float32:
         raise TypeError(f"{name}: expected float32, got {tensor.dtype}; convert it with .float()")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}: expected a dense (strided) tensor, got {tensor.layout}")
-    if tensor.device.type != "cpu":
+    if input is None:
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise ValueError(
+                f"{name}: expected a tensor on the CPU or an NVIDIA GPU, the devices that there "
+                f"are kernels for, got {tensor.device}; move it with .cpu() or .cuda()"
+            )
+    elif tensor.device != input.device:
         raise ValueError(
-            f"{name}: expected a tensor on the CPU, the only device that this build has kernels "
-            f"for, got {tensor.device}; move it with .cpu()"
+            f"{name}: expected a tensor on {input.device}, where the input is, got "
+            f'{tensor.device}; move it with .to("{input.device}")'
         )
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name}: expected no gradient, since conv2d is for inference; call it under "
             f"torch.no_grad() or pass {name}.detach()"
         )
+
+
+def _check_channels(input: torch.Tensor, group_channels: int, groups: int) -> None:
+    channels = input.shape[-3]
+    if channels != group_channels * groups:
+        raise ValueError(
+            f"input: expected {group_channels * groups} channels ({group_channels} of the weight "
+            f"x {groups} groups), got {channels}"
+        )
+
+
+def _check_bias(bias: torch.Tensor, out_channels: int, input: torch.Tensor) -> None:
+    _check_tensor("bias", bias, input)
+    if tuple(bias.shape) != (out_channels,):
+        raise ValueError(f"bias: expected shape ({out_channels},), got {tuple(bias.shape)}")
 
 
 def _check_index_range(
@@ -150,11 +244,12 @@ def _count_write(tensor: torch.Tensor) -> None:
         increment_version(tensor)
 
 
-def _empty(shape: typing.Tuple[int, ...]) -> torch.Tensor:
+def _empty(shape: typing.Tuple[int, ...], device: torch.device) -> torch.Tensor:
     try:
-        # The device is named, since torch's default may be another.
-        return torch.empty(shape, dtype=torch.float32, device="cpu")
+        return torch.empty(shape, dtype=torch.float32, device=device)
     except RuntimeError as error:
+        if device.type != "cpu":  # torch says which GPU, and how much memory it has left
+            raise
         raise MemoryError(f"out: no memory for a result of shape {shape}: {error}") from None
 
 
@@ -164,7 +259,7 @@ def _check_out(
     input: torch.Tensor,
     bias: typing.Optional[torch.Tensor],
 ) -> None:
-    _check_tensor("out", out)
+    _check_tensor("out", out, input)
     if out.is_neg():
         raise ValueError("out: expected a tensor of its own, got a negated view")
     if tuple(out.shape) != shape:
@@ -194,7 +289,27 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have an element in common; True where that is too hard to tell."""
+    if a.numel() == 0 or b.numel() == 0:
+        return False
     try:
-        return np.shares_memory(a.detach().numpy(), b.detach().numpy(), max_work=100000)
+        return np.shares_memory(_as_array(a), _as_array(b), max_work=100000)
     except RuntimeError:  # numpy's TooHardError
         return True
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor as numpy sees it. One on a GPU has its addresses, and must not be read."""
+    if tensor.device.type == "cpu":
+        return tensor.detach().numpy()
+    return np.asarray(_Addresses(tensor))
+
+
+class _Addresses:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "=f4",
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(4 * step for step in tensor.stride()),
+        }

@@ -1,5 +1,6 @@
 """What this build can run on here, and whether it is the device that a file names."""
 
+import functools
 import glob
 import math
 import os
@@ -15,7 +16,7 @@ class DeviceError(RuntimeError):
 class Device(typing.NamedTuple):
     """A device at hand.
 
-    name: as in config/devices/ where it is known ("cpu").
+    name: as in config/devices/ where it is known ("cpu", "a100-sxm4-40gb").
     kind: "cpu" or "cuda".
     title: model name that the hardware reports.
     cores: physical cores that this process may use; multiprocessors of a GPU.
@@ -28,7 +29,10 @@ class Device(typing.NamedTuple):
 
 
 def devices() -> typing.List[Device]:
-    """Devices that this build can run on here, the CPU first."""
+    """Devices that this build can run on here, the CPU first.
+
+    GPUs are listed where the build has CUDA kernels for them and the driver shows them.
+    """
     found = []
     for detect in _DETECTORS:
         found.extend(detect())
@@ -39,14 +43,16 @@ def match(device_file: typing.Mapping[str, typing.Any], device: Device) -> bool:
     """Whether a device at hand is the one that a file of config/devices/ describes.
 
     The kinds must agree, and a file with `match` names one model exactly, so that
-    variants (40 GB and 80 GB, SXM and PCIe) stay apart.
+    variants (40 GB and 80 GB, SXM and PCIe) stay apart. The multiprocessors in its `gpu`
+    block must agree too: a Jetson TX1 has the title of a Jetson Nano, and two of them.
     """
     if device_file.get("kind") != device.kind:
         return False
     title = device_file.get("match")
     if title is None:
         return device_file.get("name") == device.name
-    return title == device.title
+    multiprocessors = (device_file.get("gpu") or {}).get("multiprocessors", device.cores)
+    return title == device.title and multiprocessors == device.cores
 
 
 def require(device_file: typing.Mapping[str, typing.Any]) -> Device:
@@ -61,14 +67,31 @@ def require(device_file: typing.Mapping[str, typing.Any]) -> Device:
             return device
     step = "set `device` to the machine at hand, for example device=cpu"
     if device_file.get("kind") == "cuda":
-        step = "this version has no CUDA kernels and measures on the CPU: device=cpu"
+        step = _missing_gpu(found)
     raise DeviceError(
-        "device: expected {} ({}), found {}; {}".format(
-            device_file.get("name"),
-            device_file.get("match", "any {}".format(device_file.get("kind"))),
-            ", ".join(f"{device.name} ({device.title})" for device in found),
+        "device: expected {}, found {}; {}".format(
+            _asked_for(device_file),
+            ", ".join(f"{device.name} ({_described(device)})" for device in found),
             step,
         )
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def device_limits(index: int) -> typing.Tuple[int, int, int, int]:
+    """What a kernel's launch has to fit on GPU `index` (as torch and CUDA count them).
+
+    (compute capability as major * 10 + minor, multiprocessors, bytes of shared memory that
+    a block may ask for, bytes of shared memory of a multiprocessor).
+    Raises RuntimeError when this build cannot run on that GPU: no CUDA kernels, no such
+    GPU, or one older than every architecture that the kernels were compiled for.
+    """
+    gpu = _gpu(index)
+    return (
+        _capability(gpu),
+        gpu["multiprocessors"],
+        gpu["shared_per_block"],
+        gpu["shared_per_multiprocessor"],
     )
 
 
@@ -101,8 +124,123 @@ def _cpu() -> typing.List[Device]:
     return [Device(name="cpu", kind="cpu", title=cpu_title(), cores=usable_cores())]
 
 
+def _cuda() -> typing.List[Device]:
+    core = _extension()
+    if core is None:
+        return []
+    oldest = min(core.build_info()["cuda_architectures"], default=0)
+    return [
+        Device(_slug(gpu["name"]), "cuda", gpu["name"], gpu["multiprocessors"])
+        for gpu in core.gpus()
+        if _capability(gpu) >= oldest
+    ]
+
+
 # One function per kind of device, each returning the devices of that kind.
-_DETECTORS = [_cpu]
+_DETECTORS = [_cpu, _cuda]
+
+
+def _extension():
+    """The compiled extension, or None where it is not built or does not load."""
+    try:
+        from packedconv import _core
+    except ImportError:
+        return None
+    return _core
+
+
+def _gpu(index: int) -> typing.Dict[str, typing.Any]:
+    """Facts of a GPU that this build runs on. Raises RuntimeError for another."""
+    core = _extension()
+    info = {"cuda": None} if core is None else core.build_info()
+    if info["cuda"] is None:
+        raise RuntimeError(f"cuda:{index}: {_NO_CUDA_BUILD}")
+    found = core.gpus()
+    if not found:
+        raise RuntimeError(f"cuda:{index}: {_NO_GPU}")
+    if not 0 <= index < len(found):
+        raise RuntimeError(
+            "cuda:{}: expected one of the {} GPUs that the driver shows ({})".format(
+                index, len(found), ", ".join(gpu["name"] for gpu in found)
+            )
+        )
+    gpu = found[index]
+    if _capability(gpu) < min(info["cuda_architectures"], default=0):
+        raise RuntimeError(f"cuda:{index}: {_too_old(gpu, info)}")
+    return gpu
+
+
+_NO_CUDA_BUILD = (
+    "this build has no CUDA kernels; build with nvcc on PATH (or CUDACXX=/path/to/nvcc) and "
+    "the CMake option -DPACKEDCONV_CUDA=ON, or stay on the CPU"
+)
+_NO_GPU = (
+    "no CUDA device, since the driver shows no NVIDIA GPU; see what nvidia-smi says and whether "
+    "CUDA_VISIBLE_DEVICES hides it, or stay on the CPU"
+)
+
+
+def _capability(gpu: typing.Mapping[str, typing.Any]) -> int:
+    major, minor = gpu["compute_capability"]
+    return 10 * major + minor
+
+
+def _too_old(gpu: typing.Mapping[str, typing.Any], info: typing.Mapping[str, typing.Any]) -> str:
+    compiled = info["cuda_architectures"]
+    return (
+        "{} (compute capability {}.{}) is older than every architecture of this build ({}); "
+        "rebuild with the CMake option -DCMAKE_CUDA_ARCHITECTURES={} and a CUDA that still "
+        "compiles for it (this one was {})".format(
+            gpu["name"],
+            gpu["compute_capability"][0],
+            gpu["compute_capability"][1],
+            ", ".join("{}.{}".format(*divmod(architecture, 10)) for architecture in compiled),
+            _capability(gpu),
+            info["cuda"],
+        )
+    )
+
+
+def _missing_gpu(found: typing.Sequence[Device]) -> str:
+    """Why the GPU that was asked for is not among the devices found, and the next step."""
+    core = _extension()
+    if core is None:
+        return (
+            "packedconv._core is not built or does not load; see what `python -c 'import "
+            "packedconv._core'` says, or measure on the CPU: device=cpu"
+        )
+    info = core.build_info()
+    if info["cuda"] is None:
+        return _NO_CUDA_BUILD + ": device=cpu"
+    others = [device for device in found if device.kind == "cuda"]
+    if others:
+        return "set `device` to the machine at hand: " + " or ".join(
+            sorted({f"device={device.name}" for device in others})
+        )
+    old = core.gpus()
+    if old:
+        return _too_old(old[0], info)
+    return _NO_GPU + ": device=cpu"
+
+
+def _asked_for(device_file: typing.Mapping[str, typing.Any]) -> str:
+    title = device_file.get("match", "any {}".format(device_file.get("kind")))
+    multiprocessors = (device_file.get("gpu") or {}).get("multiprocessors")
+    if multiprocessors is not None:
+        title += f", {multiprocessors} multiprocessors"
+    return "{} ({})".format(device_file.get("name"), title)
+
+
+def _described(device: Device) -> str:
+    if device.kind == "cuda":
+        return f"{device.title}, {device.cores} multiprocessors"
+    return device.title
+
+
+def _slug(title: str) -> str:
+    """A GPU's name in config/devices/: "NVIDIA A100-SXM4-40GB" is a100-sxm4-40gb."""
+    words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    return re.sub(r"^nvidia-", "", words)
 
 
 def _physical_cores(cpus: typing.Iterable[int], root: str) -> int:

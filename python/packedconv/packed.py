@@ -50,7 +50,15 @@ class PackedWeight:
     words out of order, a zero or non-finite value.
     """
 
-    __slots__ = ("_offsets", "_shape", "_subnormals", "_underflowed", "_words")
+    __slots__ = (
+        "__weakref__",
+        "_derived",
+        "_offsets",
+        "_shape",
+        "_subnormals",
+        "_underflowed",
+        "_words",
+    )
 
     def __init__(
         self,
@@ -60,6 +68,7 @@ class PackedWeight:
         underflowed: int = 0,
         subnormals: int = 0,
     ) -> None:
+        self._derived = {}  # type: typing.Dict[str, typing.Any]
         self._shape = _checked_shape(tuple(int(size) for size in shape))
         self._words = _frozen("words", words)
         self._offsets = _frozen("offsets", offsets)
@@ -89,6 +98,17 @@ class PackedWeight:
     @property
     def subnormals(self) -> int:
         return self._subnormals
+
+    def derived(self, name: str, make: typing.Callable[[], typing.Any]) -> typing.Any:
+        """What a device or a tracer keeps beside the weight, made by `make` when first asked for.
+
+        No part of the value: copies, pickles and comparisons leave it out.
+        """
+        found = self._derived.get(name)
+        if found is None:
+            # Of two threads that come at once, both get what the first one stored.
+            found = self._derived.setdefault(name, make())
+        return found
 
     @property
     def nnz(self) -> int:

@@ -1,14 +1,18 @@
 """Which devices are at hand, and which cores this process may use."""
 
 import os
+import sys
+import types
 
 import pytest
 
 import packedconv
+from packedconv import device as device_module
 from packedconv.device import (
     Device,
     DeviceError,
     cpu_title,
+    device_limits,
     devices,
     match,
     require,
@@ -54,6 +58,149 @@ def test_require_names_what_was_asked_for_and_found(monkeypatch):
     detectors = [lambda: [gpu._replace(title="x")], lambda: [gpu]]
     monkeypatch.setattr("packedconv.device._DETECTORS", detectors)
     assert require(A100_40) == gpu
+
+
+NANO = {
+    "name": "tegra-x1",
+    "kind": "cuda",
+    "match": "NVIDIA Tegra X1",
+    "gpu": {"multiprocessors": 1},
+}
+
+
+def test_multiprocessors_tell_apart_what_shares_a_title():
+    assert match(NANO, Device("tegra-x1", "cuda", "NVIDIA Tegra X1", 1))
+    assert not match(NANO, Device("tegra-x1", "cuda", "NVIDIA Tegra X1", 2))
+    assert match(dict(NANO, gpu=None), Device("tegra-x1", "cuda", "NVIDIA Tegra X1", 2))
+
+
+# GPUs, as the extension tells of them.
+
+H200 = ("NVIDIA H200", (9, 0), 132)
+T4 = ("Tesla T4", (7, 5), 40)
+A100_80 = ("NVIDIA A100-SXM4-80GB", (8, 0), 108)
+
+
+@pytest.fixture
+def extension(monkeypatch):
+    """Sets the CUDA version, the architectures and the GPUs that the extension tells of."""
+
+    def set_up(version="13.0", architectures=(80, 90), gpus=()):
+        info = {"cuda": version, "cuda_architectures": list(architectures)}
+        found = [
+            {
+                "name": name,
+                "compute_capability": capability,
+                "multiprocessors": multiprocessors,
+                "memory_bytes": 1 << 33,
+                "shared_per_block": 1000 * multiprocessors,
+                "shared_per_multiprocessor": 2000 * multiprocessors,
+            }
+            for name, capability, multiprocessors in gpus
+        ]
+        core = types.SimpleNamespace(build_info=lambda: info, gpus=lambda: found)
+        monkeypatch.setattr(device_module, "_extension", lambda: core)
+
+    device_limits.cache_clear()
+    yield set_up
+    device_limits.cache_clear()
+
+
+def test_gpus_are_listed_after_the_cpu(extension):
+    extension(gpus=[H200, A100_80])
+    cpu, *gpus = devices()
+    assert cpu.kind == "cpu"
+    assert gpus == [
+        Device("h200", "cuda", "NVIDIA H200", 132),
+        Device("a100-sxm4-80gb", "cuda", "NVIDIA A100-SXM4-80GB", 108),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm4-40gb"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA Tegra X1", "tegra-x1"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
+        ("Tesla T4", "tesla-t4"),
+        ("NVIDIA GeForce RTX 4060 (Laptop)", "geforce-rtx-4060-laptop"),
+    ],
+)
+def test_names_of_gpus(extension, title, name):
+    extension(gpus=[(title, (9, 0), 10)])
+    assert [found.name for found in devices()] == ["cpu", name]
+
+
+def test_gpus_that_the_build_has_no_kernels_for_are_not_listed(extension):
+    extension(gpus=[T4, H200])
+    assert [found.name for found in devices()] == ["cpu", "h200"]
+    extension(architectures=(90,), gpus=[A100_80, H200])
+    assert [found.name for found in devices()] == ["cpu", "h200"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_cpu_is_listed_without_the_extension(tmp_path, monkeypatch, broken):
+    monkeypatch.delitem(sys.modules, "packedconv._core", raising=False)
+    monkeypatch.delattr(packedconv, "_core", raising=False)
+    if broken:
+        (tmp_path / "_core.so").write_bytes(b"not a library")
+    monkeypatch.setattr(packedconv, "__path__", [str(tmp_path)])
+    assert [found.name for found in devices()] == ["cpu"]
+    with pytest.raises(DeviceError, match=r"packedconv._core is not built or does not load"):
+        require(A100_40)
+
+
+def test_limits_of_a_gpu(extension):
+    extension(gpus=[H200, A100_80])
+    assert device_limits(0) == (90, 132, 132000, 264000)
+    assert device_limits(1) == (80, 108, 108000, 216000)
+
+
+@pytest.mark.parametrize(
+    ("build", "index", "message"),
+    [
+        ({"version": None, "architectures": ()}, 0, r"cuda:0: this build has no CUDA kernels"),
+        ({}, 0, r"cuda:0: no CUDA device, since the driver shows no NVIDIA GPU; .*nvidia-smi"),
+        ({"gpus": [H200]}, 1, r"cuda:1: expected one of the 1 GPUs .* \(NVIDIA H200\)"),
+        ({"gpus": [T4]}, 0, r"cuda:0: Tesla T4 \(compute capability 7.5\) is older than every"),
+    ],
+)
+def test_limits_of_a_gpu_that_cannot_be_used(extension, build, index, message):
+    extension(**build)
+    with pytest.raises(RuntimeError, match=message):
+        device_limits(index)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        ({"version": None, "architectures": ()}, r"this build has no CUDA kernels; .*device=cpu"),
+        ({}, r"the driver shows no NVIDIA GPU; .*device=cpu"),
+        ({"gpus": [T4]}, r"Tesla T4 .* is older than every architecture of this build \(8.0, 9.0"),
+        (
+            {"gpus": [H200, A100_80]},
+            r"found cpu .*, h200 \(NVIDIA H200, 132 multiprocessors\), .* set `device` to the "
+            r"machine at hand: device=a100-sxm4-80gb or device=h200",
+        ),
+    ],
+)
+def test_require_says_what_is_missing(extension, build, message):
+    extension(**build)
+    with pytest.raises(DeviceError, match=message):
+        require(A100_40)
+
+
+def test_require_names_the_multiprocessors(extension):
+    extension(architectures=(53,), gpus=[("NVIDIA Tegra X1", (5, 3), 2)])
+    message = (
+        r"expected tegra-x1 \(NVIDIA Tegra X1, 1 multiprocessors\), found .*"
+        r"tegra-x1 \(NVIDIA Tegra X1, 2 multiprocessors\)"
+    )
+    with pytest.raises(DeviceError, match=message):
+        require(NANO)
+    extension(architectures=(53,), gpus=[("NVIDIA Tegra X1", (5, 3), 1)])
+    assert require(NANO).cores == 1
 
 
 def write(root, path, text):
