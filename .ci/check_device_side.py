@@ -22,6 +22,8 @@ DEVICE_SIDE = [
     "python/packedconv/packed.py",
     "python/packedconv/packed_file.py",
     "python/packedconv/conv.py",
+    "python/packedconv/cuda.py",
+    "python/packedconv/ops.py",
     "python/packedconv/module.py",
     "python/packedconv/roofline.py",
     "python/packedconv/weights.py",
@@ -31,10 +33,13 @@ DEVICE_SIDE = [
     "python/packedconv/settings.py",
     "python/packedconv/samples_file.py",
     "python/packedconv/bench/*.py",
+    "scripts/stamp.py",
     "scripts/weights.py",
     "scripts/check.py",
     "scripts/ceilings.py",
     "scripts/bench.py",
+    "scripts/ablation.py",
+    "scripts/fixed_cost.py",
 ]
 THIRD_PARTY = {"numpy", "torch"}
 

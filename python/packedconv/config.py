@@ -11,6 +11,7 @@ import yaml
 from packedconv.layer import Layer
 
 DEFAULT_RUN = "paper"
+PAPER_PROTOCOL = "paper-protocol"
 
 
 def load_yaml(path: pathlib.Path | str) -> Any:
@@ -91,6 +92,14 @@ def resolve(config: dict, root: pathlib.Path) -> dict:
         "weights": dict(config["weights"]),
         "inputs": dict(config["inputs"]),
     }
+    if device["kind"] == "cuda":
+        settings["contenders"] = config["contenders"]
+    elif config["contenders"] != "all":
+        raise ValueError(
+            f"contenders: expected all for device {device['name']}, where the sparse and the dense "
+            f"convolution are all there is, got {config['contenders']}; name a GPU: "
+            "--config device=h200"
+        )
     return settings
 
 
@@ -111,6 +120,8 @@ def _derived_run(config: dict, root: pathlib.Path) -> str:
         return DEFAULT_RUN
     if changed == ["seed"]:
         return f"seed{config['seed']}"
+    if changed == ["contenders"]:
+        return PAPER_PROTOCOL
     raise ValueError(
         f"run: expected a name, since {', '.join(changed)} differ from config/config.yaml; "
         "add run=NAME, so that the results get a folder of their own"

@@ -1,10 +1,13 @@
 import copy
 import json
 import pathlib
+import shutil
 
 import pytest
+import yaml
 
 from packedconv import config as configuration
+from packedconv.settings import validate_settings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -38,6 +41,71 @@ def test_smoke_is_a_run_of_its_own(defaults):
 @pytest.mark.parametrize("name", configuration.device_names(ROOT))
 def test_every_device_file_is_valid(name):
     assert configuration.load_device(ROOT, name)["name"] == name
+
+
+GPUS = [
+    name
+    for name in configuration.device_names(ROOT)
+    if configuration.load_device(ROOT, name)["kind"] == "cuda"
+]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_stated_peaks_are_those_of_the_hardware(name):
+    """An FMA is two operations; the clock is the one that the stated peak goes with."""
+    device = configuration.load_device(ROOT, name)
+    gpu = device["gpu"]
+    lanes = gpu["multiprocessors"] * gpu["fp32_lanes_per_multiprocessor"]
+    assert device["peak_flops"] == pytest.approx(2 * lanes * gpu["clock_hz"], rel=0.02)
+    assert gpu["shared_memory_per_block_bytes"] < gpu["shared_memory_per_multiprocessor_bytes"]
+
+
+def test_device_files_tell_gpus_apart():
+    """By what the driver says: a name, and the multiprocessors where two share one."""
+    devices = [configuration.load_device(ROOT, name) for name in GPUS]
+    keys = {(device["match"], device["gpu"]["multiprocessors"]) for device in devices}
+    assert len(keys) == len(devices) >= 6
+    assert {device["family"] for device in devices} == {"a100", "h200", "tegra-x1"}
+
+
+@pytest.fixture
+def a100(tmp_path):
+    """An A100 of one's own: writes its device file with a change, and reads it."""
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    path = tmp_path / "config" / "devices" / "a100-sxm4-40gb.yaml"
+    device = configuration.load_yaml(path)
+
+    def load(change):
+        change(device)
+        path.write_text(yaml.safe_dump(device))
+        return configuration.load_device(tmp_path, "a100-sxm4-40gb")
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda device: device.pop("gpu"), "top level: 'gpu' is a required property"),
+        (lambda device: device.pop("match"), "top level: 'match' is a required property"),
+        (lambda device: device["gpu"].pop("clock_hz"), "gpu: 'clock_hz' is a required property"),
+        (lambda device: device["gpu"].update(clock=1.41e9), "gpu: .*'clock' was unexpected"),
+        (lambda device: device["gpu"].update(compute_capability=8.0), "gpu.compute_capability"),
+        (lambda device: device["gpu"].update(multiprocessors=0), "gpu.multiprocessors"),
+        (lambda device: device.update(kind="cpu", family="cpu"), "gpu: None was expected"),
+    ],
+)
+def test_bad_gpu(a100, change, message):
+    assert a100(lambda device: None)["name"] == "a100-sxm4-40gb"
+    with pytest.raises(ValueError, match=f"a100-sxm4-40gb.yaml: {message}"):
+        a100(change)
+
+
+def test_settings_carry_the_gpu(defaults):
+    """To the machine that measures, which reads settings.json and no device file."""
+    settings = configuration.resolve({**defaults, "device": "tegra-x1"}, ROOT)
+    read = validate_settings(json.loads(configuration.settings_text(settings)))
+    assert read["device"]["gpu"]["multiprocessors"] == 1
 
 
 def test_another_seed_is_another_run(defaults):

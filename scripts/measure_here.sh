@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Measure a whole run without the workflow, for machines too old to run it (a Jetson Nano):
+#
+#   scripts/measure_here.sh results/<device>/<run>
+#
+# The folder holds settings.json, made on another machine; the extension is built. Needs
+# Python 3.6 with PyTorch and numpy; PYTHON=/path/to/python3 names another one. After a kill the
+# same command goes on: finished steps are kept unless the extension was built anew.
+set -euo pipefail
+
+results=${1:?"expected the folder of the run, results/<device>/<run>"}
+settings=$(readlink -f "$results")/settings.json
+if [[ ! -f $settings ]]; then
+    echo "error: no $settings; see envs/jetson-nano.md on how to make it" >&2
+    exit 1
+fi
+results=$(dirname "$settings")
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
+python=${PYTHON:-python3}
+export PYTHONPATH=$PWD/python
+stamp=build/extension.json
+mkdir -p "$results"/{weights,check,bench}
+
+say() { printf '%s  %s\n' "$(date +%T)" "$*"; }
+
+# Whether the file is missing, or older than what it depends on.
+outdated() {
+    local file=$1 source
+    [[ -s $file ]] || return 0
+    for source in "$settings" "$stamp"; do
+        [[ ! $source -nt $file ]] || return 0
+    done
+    return 1
+}
+
+# The same extension keeps the old stamp, and with it what was measured.
+"$python" scripts/stamp.py --out build/extension.new.json
+if cmp --silent build/extension.new.json "$stamp"; then
+    rm build/extension.new.json
+else
+    mv build/extension.new.json "$stamp"
+fi
+
+layers=$("$python" -c 'import json, sys
+for layer in json.load(open(sys.argv[1]))["layers"]:
+    print(layer["name"])' "$settings")
+
+for layer in $layers; do
+    if outdated "$results/weights/$layer.json"; then
+        say "weights of $layer"
+        "$python" scripts/weights.py --settings "$settings" --layer "$layer" \
+            --out "$results/weights/$layer.npz" --manifest "$results/weights/$layer.json"
+    fi
+    if outdated "$results/check/$layer.csv"; then
+        say "checking $layer against float64"
+        "$python" scripts/check.py --settings "$settings" --layer "$layer" \
+            --weights "$results/weights/$layer.npz" --stamp "$stamp" \
+            --out "$results/check/$layer.csv"
+    fi
+done
+if outdated "$results/ceilings.csv"; then
+    say "ceilings of the device"
+    "$python" scripts/ceilings.py --settings "$settings" --stamp "$stamp" \
+        --out "$results/ceilings.csv" --facts "$results/ceilings.json"
+fi
+for layer in $layers; do
+    say "timing $layer"
+    "$python" scripts/bench.py --settings "$settings" --layer "$layer" \
+        --weights "$results/weights/$layer.npz" --stamp "$stamp" \
+        --out "$results/bench/$layer.csv" --facts "$results/bench/$layer.json"
+done
+say "done: $results"
