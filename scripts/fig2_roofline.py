@@ -28,7 +28,11 @@ def draw(source: Source) -> tuple[Figure, pd.DataFrame]:
         device = measured_device(results)
         layers = list(results.layers.values())
         sparsities = results.settings["sparsities"]
-        caption = f"Roofs measured, device {results.device}, {results.peaks['threads']} threads"
+        caption = f"Roofs measured, device {results.device}"
+        if "peak_of" in results.peaks:
+            caption += f"; peak: {results.peaks['peak_of']}"
+        else:
+            caption += f", {results.peaks['threads']} threads"
     data = model_table(device, layers, sparsities)
     channels = ", ".join(str(layer.out_channels) for layer in layers)
     lines = [

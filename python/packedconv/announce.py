@@ -19,17 +19,26 @@ import psutil
 import yaml
 
 from packedconv import config as configuration
-from packedconv.device import cpu_title, usable_cores
+from packedconv.device import DeviceError, cpu_title, require, usable_cores
 from packedconv.evidence import claims, published
 from packedconv.roofline import dense_flops
-from packedconv.settings import layers_of
+from packedconv.samples_file import IMPLEMENTATIONS, REQUIRED_IMPLEMENTATIONS
+from packedconv.settings import contenders_of, layers_of
 
 # Rough costs: good for "about", never for a result.
 COMPILATION_SECONDS = 30.0
+CUDA_COMPILATION_SECONDS = 60.0  # more, where there is a CUDA compiler
 ANALYSIS_SECONDS = 60.0
 LAYER_SECONDS = 15.0  # of a layer: starting processes, weights, the check, trial executions
 SPARSE_SHARE = 0.3  # a sparse execution, in dense ones
 DENSE_SHARE = 1.0  # of a matrix product's rate, that a dense convolution reaches
+# On a GPU: of the stated FP32 peak, that an execution reaches, whatever the contender; the
+# least that a pair of events spans and that a switch of contender costs; and what the
+# ablation and the fixed-cost experiment take of a layer beside its comparison.
+GPU_SHARE = 1.0
+PAIR_SECONDS = 0.002
+SWITCH_SECONDS = 0.02
+EXPERIMENT_SECONDS = 60.0
 
 ANSWERS = {
     "decidable": "decide {}",
@@ -65,6 +74,8 @@ class Plan(NamedTuple):
     steps: Mapping[str, float]
     measured: bool
     decidable: Mapping[str, str]
+    # What keeps this machine from measuring, where that is known by now.
+    hindrance: str = ""
 
     @property
     def figures(self) -> str:
@@ -84,13 +95,13 @@ def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".")
     seconds = stored_seconds(settings, folder)
     measured = seconds is not None
     if not measured:
-        seconds = benchmark_seconds(settings, DENSE_SHARE * matrix_rate())
+        seconds = benchmark_seconds(settings, dense_rate(device))
     built = (folder / "build/extension.json").exists()
     return Plan(
         settings=settings,
         machine=machine(folder),
         steps={
-            "compilation": 0.0 if built else COMPILATION_SECONDS,
+            "compilation": 0.0 if built else compilation_seconds(),
             "benchmark": seconds,
             "analysis": ANALYSIS_SECONDS,
         },
@@ -98,7 +109,25 @@ def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".")
         decidable=claims.decidable(
             published.load(str(folder / "config/paper.yaml")), device["family"], settings
         ),
+        hindrance=hindrance(device) if built else "",
     )
+
+
+def compilation_seconds() -> float:
+    """About how long the build takes on two cores; longer where it finds a CUDA compiler."""
+    cuda = shutil.which(os.environ.get("CUDACXX") or "nvcc") is not None
+    return COMPILATION_SECONDS + cuda * CUDA_COMPILATION_SECONDS
+
+
+def hindrance(device: Mapping[str, Any]) -> str:
+    """Why this machine cannot measure a GPU's device file; empty where it can, and for a CPU."""
+    if device["kind"] == "cpu":
+        return ""
+    try:
+        require(device)
+    except DeviceError as error:
+        return str(error)
+    return ""
 
 
 def merged_config(
@@ -172,17 +201,52 @@ def matrix_rate() -> float:
     return usable_cores() * 2 * size**3 / best
 
 
+def dense_rate(device: Mapping[str, Any]) -> float:
+    """FLOP/s of a dense convolution on a device, roughly: of a CPU by a trial, of a GPU by what
+    its device file states."""
+    if device["kind"] == "cpu":
+        return DENSE_SHARE * matrix_rate()
+    return GPU_SHARE * (device["peak_flops"] or 1e13)
+
+
+def sides(settings: Mapping[str, Any]) -> float:
+    """What is timed at one sparsity, in dense convolutions."""
+    if settings["device"]["kind"] == "cpu":
+        return 1 + SPARSE_SHARE
+    if contenders_of(settings) == "paper-protocol":
+        return len(REQUIRED_IMPLEMENTATIONS)
+    return len(IMPLEMENTATIONS)
+
+
 def work(settings: Mapping[str, Any]) -> float:
-    """Dense FLOP that a benchmark is worth, its sparse executions included."""
+    """Dense FLOP that a benchmark is worth, all contenders included."""
     protocol = settings["protocol"]
     executions = protocol["rounds"] * (protocol["warmup_executions"] + protocol["executions"])
-    share = (1 + SPARSE_SHARE) * len(settings["sparsities"])
+    share = sides(settings) * len(settings["sparsities"])
     return executions * share * sum(dense_flops(layer) for layer in layers_of(settings))
 
 
 def benchmark_seconds(settings: Mapping[str, Any], flops_per_second: float) -> float:
     """About how long a benchmark takes on a machine of this dense rate."""
-    return work(settings) / flops_per_second + LAYER_SECONDS * len(settings["layers"])
+    return max(work(settings) / flops_per_second, _least_seconds(settings)) + starting(settings)
+
+
+def starting(settings: Mapping[str, Any]) -> float:
+    """Seconds of a benchmark that do not grow with its rounds and executions."""
+    seconds = LAYER_SECONDS
+    if settings["device"]["kind"] != "cpu" and contenders_of(settings) == "all":
+        seconds += EXPERIMENT_SECONDS
+    return seconds * len(settings["layers"])
+
+
+def _least_seconds(settings: Mapping[str, Any]) -> float:
+    """What pairs of events and switches of contender take on a GPU, however fast it is."""
+    if settings["device"]["kind"] == "cpu":
+        return 0.0
+    protocol = settings["protocol"]
+    blocks = protocol["rounds"] * sides(settings) * len(settings["sparsities"])
+    each = SWITCH_SECONDS + PAIR_SECONDS * protocol["executions"]
+    return len(settings["layers"]) * blocks * each
 
 
 def stored_seconds(settings: Mapping[str, Any], root: pathlib.Path) -> float | None:
@@ -195,14 +259,14 @@ def stored_seconds(settings: Mapping[str, Any], root: pathlib.Path) -> float | N
                 rows = dict(line.strip().split(",") for line in stream if line.strip())
             with open(os.path.join(os.path.dirname(path), "settings.json")) as stream:
                 earlier = json.load(stream)
-            started = LAYER_SECONDS * len(earlier["layers"])
+            started = starting(earlier)
             runs.append((work(earlier), max(0.0, float(rows["benchmark"]) - started)))
         except (OSError, ValueError, KeyError):
             continue
     if not runs or max(runs)[0] < work(settings) / 20:
         return None  # a much smaller run says little about this one
     earlier_work, seconds = max(runs)
-    return seconds * work(settings) / earlier_work + LAYER_SECONDS * len(settings["layers"])
+    return seconds * work(settings) / earlier_work + starting(settings)
 
 
 def about(seconds: float) -> str:
@@ -227,12 +291,15 @@ def describe(plan: Plan) -> str:
         f"  benchmark    {about(plan.steps['benchmark'])}: {len(settings['layers'])} layers,"
         f" {len(settings['sparsities'])} sparsities, {protocol['rounds']} rounds of"
         f" {protocol['executions']} executions, checked before they are timed",
+        *_on_a_gpu(settings),
         f"  analysis     {about(plan.steps['analysis'])}: figures, tables, audit, claims",
         "Steps that are finished already are not repeated.",
         f"Machine: {here.title}, {here.cpus} CPUs ({here.cores} cores),"
         f" {here.free_memory * gigabytes:.1f} of {here.memory * gigabytes:.1f} GB memory free,"
         f" {here.free_disk * gigabytes:.0f} GB disk free, {here.in_use:.0%} of the CPUs in use",
     ]
+    if plan.hindrance:
+        lines.append(f"Warning: nothing can be measured: {plan.hindrance}")
     if here.in_use > BUSY_SHARE:
         lines.append(
             f"Warning: the machine is busy ({here.in_use:.0%} of its CPUs are in use);"
@@ -246,6 +313,19 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _on_a_gpu(settings: Mapping[str, Any]) -> list[str]:
+    """What a benchmark on a GPU compares; nothing for a CPU."""
+    if settings["device"]["kind"] == "cpu":
+        return []
+    if contenders_of(settings) == "paper-protocol":
+        return ["               the paper's kernel against PyTorch's default, nothing else"]
+    return [
+        "               two sparse kernels against PyTorch's default, FP32, TF32, FP16 and"
+        " channels last;",
+        "               then every mapping of the paper's kernel, and what nonzeros do not explain",
+    ]
+
+
 def _indented(text: str) -> list[str]:
     margin = "    "
     return textwrap.wrap(
@@ -256,8 +336,11 @@ def _indented(text: str) -> list[str]:
 def where_to_look(plan: Plan) -> str:
     """What to open once a run has ended well."""
     device, run = plan.settings["device"]["name"], plan.settings["run"]
+    contenders = ""
+    if plan.settings["device"]["kind"] != "cpu":
+        contenders = f" Contenders: {plan.figures}/{device}/contenders.md."
     return (
-        f"Done. Verdicts: {plan.figures}/claims.md and {plan.figures}/audit.md."
+        f"Done. Verdicts: {plan.figures}/claims.md and {plan.figures}/audit.md.{contenders}"
         f" Figures and tables: {plan.figures}/ (this device: {plan.figures}/{device}/)."
         f" Measurements: results/{device}/{run}/. What is what: figures/README.md."
     )

@@ -11,6 +11,8 @@ from packedconv.roofline import border_exact_flops
 from packedconv.samples_file import (
     CEILING_COLUMNS,
     ERROR_COLUMNS,
+    IMPLEMENTATIONS,
+    REQUIRED_IMPLEMENTATIONS,
     SAMPLE_COLUMNS,
     format_csv,
     read_rows,
@@ -23,6 +25,13 @@ from packedconv.weights import sparsity_key
 
 # A machine whose peak during a layer's rounds falls below this share of its best was busy.
 STEADY_SHARE = 0.8
+
+# Dense settings on a GPU that are not held to the FP32 peak: TF32 and FP16 run on tensor
+# cores, which are several times as fast, and PyTorch's default allows TF32.
+TENSOR_CORES = ("dense", "dense_tf32", "dense_fp16")
+# Those that are, but not by the operations of a direct convolution: cuDNN may use Winograd's
+# or Fourier's, which save multiplications, K² of them at most.
+TRANSFORMED = ("dense_fp32", "dense_channels_last")
 
 Rows = typing.List[typing.Dict[str, str]]
 Facts = typing.Dict[str, typing.Any]
@@ -61,7 +70,11 @@ def collect(
             f"{sorted(timed ^ checked)}; make the checks again"
         )
     peaks = reduce_peaks(ceilings, list(facts.values()))
-    require_below_peak(samples, facts, peaks["peak_flops"])
+    stated = _stated_peak(facts)
+    if stated is None:
+        require_below_peak(samples, facts, peaks["peak_flops"])
+    else:
+        require_below_stated_peak(samples, facts, max(stated, peaks["peak_flops"]))
     for name in peaks["busy_layers"]:
         print(
             f"warning: layer {name}: during its rounds the peak was "
@@ -141,6 +154,7 @@ def reduce_peaks(ceilings: Rows, facts: typing.Sequence[Facts]) -> typing.Dict[s
     may fill the memory bus alone, and a roof is what the run could have reached.
     burst_share: per layer, the median of its bursts over peak_flops.
     busy_layers: those where it fell below STEADY_SHARE.
+    peak_of: what the peak of a GPU is, which is only a lower bound; not there for a CPU.
     Raises ValueError when there is no trial.
     """
     threads = facts[0]["threads"]
@@ -162,7 +176,9 @@ def reduce_peaks(ceilings: Rows, facts: typing.Sequence[Facts]) -> typing.Dict[s
     shares = {
         name: round(statistics.median(values) / peak_flops, 4) for name, values in bursts.items()
     }
+    peak_of = {"peak_of": facts[0]["peak_of"]} if "peak_of" in facts[0] else {}
     return {
+        **peak_of,
         "peak_flops": peak_flops,
         "bandwidth": max(trials["bandwidth"]),
         "threads": threads,
@@ -172,25 +188,72 @@ def reduce_peaks(ceilings: Rows, facts: typing.Sequence[Facts]) -> typing.Dict[s
 
 
 def require_below_peak(samples: Rows, facts: typing.Mapping[str, Facts], peak_flops: float) -> None:
-    """Raise CheckError when a contender's median round does more FLOP/s than the peak.
+    """Raise CheckError when a contender's median round does more FLOP/s than the peak of a CPU.
 
     Operations are those inside the image: all weights for dense, the nonzeros for sparse.
     """
     for (name, sparsity, implementation), rounds in _round_means(samples).items():
-        layer = Layer(**facts[name]["layer"])
-        key = sparsity_key(float(sparsity))
-        positions = facts[name]["nonzeros_by_kernel_position"][key]
-        flops = border_exact_flops(layer, positions if implementation == "sparse" else None)
-        seconds = statistics.median(rounds)
-        if flops / seconds > peak_flops:
+        flops = _flops(facts[name], sparsity, implementation) / statistics.median(rounds)
+        if flops > peak_flops:
             raise CheckError(
-                f"layer {name}, sparsity {sparsity}: {implementation} does "
-                f"{flops / seconds / 1e9:.1f} GFLOP/s ({seconds * 1e3:.3f} ms per execution), "
+                f"{_too_fast(name, sparsity, implementation, rounds, flops)}"
                 f"more than the measured peak of {peak_flops / 1e9:.1f} GFLOP/s "
                 f"({facts[name]['comparable']['isa']}); the machine was disturbed while one of "
                 "them was measured: delete ceilings.csv and this layer's bench files and measure "
                 "again on an idle machine"
             )
+
+
+def require_below_stated_peak(
+    samples: Rows, facts: typing.Mapping[str, Facts], peak_flops: float
+) -> None:
+    """Raise CheckError when a contender's median round does more FLOP/s than a GPU can.
+
+    peak_flops: FP32 peak of the device file, or what was measured where that is more. Not
+    asked of TENSOR_CORES; of TRANSFORMED the K²-th part of their operations.
+    """
+    for (name, sparsity, implementation), rounds in _round_means(samples).items():
+        if implementation in TENSOR_CORES:
+            continue
+        flops = _flops(facts[name], sparsity, implementation) / statistics.median(rounds)
+        if implementation in TRANSFORMED:
+            flops /= facts[name]["layer"]["kernel_size"] ** 2
+        if flops > peak_flops:
+            raise CheckError(
+                f"{_too_fast(name, sparsity, implementation, rounds, flops)}"
+                f"more than the FP32 peak of {peak_flops / 1e9:.1f} GFLOP/s that the device file "
+                "states; it did not do its work, or the file is of another device: see which GPU "
+                "was measured, delete this layer's bench files and measure again"
+            )
+
+
+def _flops(facts: Facts, sparsity: str, implementation: str) -> int:
+    """Operations inside the image: of the nonzeros for a sparse kernel, else of all weights."""
+    positions = facts["nonzeros_by_kernel_position"][sparsity_key(float(sparsity))]
+    sparse = implementation.startswith("sparse")
+    return border_exact_flops(Layer(**facts["layer"]), positions if sparse else None)
+
+
+def _too_fast(
+    name: str,
+    sparsity: str,
+    implementation: str,
+    rounds: typing.Sequence[float],
+    flops: float,
+) -> str:
+    return (
+        f"layer {name}, sparsity {sparsity}: {implementation} does {flops / 1e9:.1f} GFLOP/s "
+        f"({statistics.median(rounds) * 1e3:.3f} ms per execution), "
+    )
+
+
+def _stated_peak(facts: typing.Mapping[str, Facts]) -> typing.Optional[float]:
+    """FP32 peak of a GPU's device file, FLOP/s, infinite where the file has none; None for a
+    CPU, whose peak is measured."""
+    stated = next(iter(facts.values())).get("stated")
+    if stated is None:
+        return None
+    return stated["peak_flops"] or math.inf
 
 
 def _round_means(
@@ -218,14 +281,19 @@ def _require_one_run(rows: Rows) -> None:
 
 
 def _require_complete(samples: Rows) -> None:
-    """Both implementations of every layer and sparsity, each execution of each round once."""
+    """ "sparse" and "dense" of every layer and sparsity, each execution of each round once; so
+    for every further implementation at all sparsities of a layer that has any of it."""
     found = {}  # type: typing.Dict[typing.Tuple[str, ...], typing.List[typing.Tuple[int, int]]]
+    sparsities = {}  # type: typing.Dict[str, typing.Dict[str, None]]
     for row in samples:
-        for implementation in ("dense", "sparse"):
-            found.setdefault((row["layer"], row["sparsity"], implementation), [])
+        sparsities.setdefault(row["layer"], {})[row["sparsity"]] = None
+    for row in samples:
+        if row["implementation"] not in IMPLEMENTATIONS:
+            raise ValueError(f"samples: implementation {row['implementation']!r} is not known")
+        for implementation in (*REQUIRED_IMPLEMENTATIONS[::-1], row["implementation"]):
+            for sparsity in sparsities[row["layer"]]:
+                found.setdefault((row["layer"], sparsity, implementation), [])
         key = (row["layer"], row["sparsity"], row["implementation"])
-        if key not in found:
-            raise ValueError(f"samples: implementation {key[2]!r} is not known")
         found[key].append((int(row["round"]), int(row["execution"])))
     every = sorted(set().union(*found.values()))
     for key, pairs in found.items():

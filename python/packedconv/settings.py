@@ -11,7 +11,9 @@ from packedconv.weights import UNIFORM_INPUTS, UNIFORM_WEIGHTS, sparsity_key
 Settings = typing.Dict[str, typing.Any]
 
 _KEYS = {"device", "run", "seed", "sparsities", "threads", "protocol", "layers"}
-_OPTIONAL = {"weights", "inputs"}
+_OPTIONAL = {"weights", "inputs", "contenders"}
+# What a run on a GPU times: everything, or the paper's kernel against default PyTorch.
+CONTENDERS = ("all", "paper-protocol")
 _PROTOCOL = {"rounds": 1, "executions": 1, "warmup_executions": 0, "trial_executions": 1}
 
 
@@ -51,6 +53,15 @@ def validate_settings(settings: typing.Any) -> Settings:
         threads,
     )
 
+    # Of a GPU only: without the key a file is what it was before there was a choice.
+    contenders = contenders_of(settings)
+    _expect(
+        contenders in CONTENDERS and (device["kind"] != "cpu" or contenders == "all"),
+        "contenders",
+        "all" if device["kind"] == "cpu" else "one of " + ", ".join(CONTENDERS),
+        contenders,
+    )
+
     sparsities = settings["sparsities"]
     _expect(isinstance(sparsities, list) and sparsities, "sparsities", "a list", sparsities)
     for sparsity in sparsities:
@@ -87,6 +98,11 @@ def validate_settings(settings: typing.Any) -> Settings:
                 layer.weight_count,
             )
     return settings
+
+
+def contenders_of(settings: Settings) -> str:
+    """What a run times, one of CONTENDERS."""
+    return settings.get("contenders", "all")
 
 
 def layers_of(settings: Settings) -> typing.List[Layer]:

@@ -12,6 +12,7 @@ from snakemake.utils import update_config
 
 from packedconv import announce
 from packedconv import config as configuration
+from packedconv.device import DeviceError
 
 ROOT = Path(__file__).parents[2]
 SMOKE = ["config/smoke.yaml"]
@@ -155,6 +156,62 @@ def test_busy_machine(plan):
     assert "busy" in announce.describe(busy)
 
 
+GPU = ["--config", "device=a100-sxm4-40gb"]
+
+
+@pytest.fixture(scope="module")
+def gpu_plan():
+    return announce.plan([], GPU, ROOT)
+
+
+def test_contenders_of_a_gpu():
+    assert "contenders" not in settings()
+    assert settings(*GPU)["contenders"] == "all"
+    assert settings(*GPU)["run"] == "paper"
+    protocol = settings(*GPU, "contenders=paper-protocol")
+    assert protocol["contenders"] == protocol["run"] == "paper-protocol"
+    assert settings(*GPU, "contenders=paper-protocol", "run=mine")["run"] == "mine"
+    with pytest.raises(ValueError, match="run: expected a name, since contenders, seed differ"):
+        settings(*GPU, "contenders=paper-protocol", "seed=2")
+    with pytest.raises(ValueError, match=r"contenders: expected all for device cpu, .* got paper"):
+        settings("--config", "contenders=paper-protocol")
+
+
+def test_work_on_a_gpu_grows_with_its_contenders():
+    everything, protocol = settings(*GPU), settings(*GPU, "contenders=paper-protocol")
+    assert announce.work(everything) / announce.work(protocol) == pytest.approx(7 / 2)
+    assert announce.starting(everything) > announce.starting(protocol)
+    # However fast a GPU is, a pair of events takes its time.
+    blocks = 10 * 9 * 2 * 6
+    assert announce.benchmark_seconds(protocol, 1e30) == pytest.approx(
+        blocks * (0.02 + 40 * 0.002) + announce.starting(protocol)
+    )
+
+
+def test_description_of_a_gpu(gpu_plan):
+    text = announce.describe(gpu_plan)
+    assert "Run paper on device a100-sxm4-40gb" in text
+    assert "two sparse kernels against PyTorch's default, FP32, TF32, FP16" in text
+    assert gpu_plan.decidable["a100.trend.speedup"] == "decidable"
+    assert gpu_plan.decidable["nano.trend.speedup"] == "not"
+    assert "figures/a100-sxm4-40gb/contenders.md" in announce.where_to_look(gpu_plan)
+    protocol = announce.plan([], [*GPU, "contenders=paper-protocol"], ROOT)
+    assert "nothing else" in announce.describe(protocol)
+    assert sum(protocol.steps.values()) < sum(gpu_plan.steps.values())
+
+
+def test_a_gpu_that_is_not_there(gpu_plan, monkeypatch):
+    def refuse(device):
+        raise DeviceError(f"device: expected {device['name']}, found cpu; set device=cpu")
+
+    monkeypatch.setattr(announce, "require", refuse)
+    found = announce.hindrance(gpu_plan.settings["device"])
+    assert found == "device: expected a100-sxm4-40gb, found cpu; set device=cpu"
+    text = announce.describe(gpu_plan._replace(hindrance=found))
+    assert f"Warning: nothing can be measured: {found}" in text
+    assert announce.hindrance({"kind": "cpu"}) == ""
+
+
 def test_where_to_look(plan):
     assert "figures/smoke/claims.md" in announce.where_to_look(plan)
     paper = plan._replace(settings=settings())
@@ -167,3 +224,10 @@ def test_no_torch_is_imported():
         "print(announce.describe(announce.plan([], [])))\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def test_a_cuda_compiler_lengthens_the_build(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    without = announce.compilation_seconds()
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    assert announce.compilation_seconds() > without > 0

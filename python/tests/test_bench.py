@@ -27,6 +27,7 @@ from packedconv.layer import Layer, nonzero_count
 from packedconv.roofline import border_exact_flops
 from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS, format_csv, read_rows
 from packedconv.settings import (
+    contenders_of,
     find_layer,
     layers_of,
     load_settings,
@@ -79,6 +80,13 @@ class TestSettings:
         assert layers_of(settings) == [LAYER]
         assert find_layer(settings, "oc8") == LAYER
 
+    def test_contenders_are_a_gpus(self):
+        # Without the key a CPU's settings are what they were before there was a choice.
+        assert "contenders" not in validate_settings(SETTINGS)
+        assert contenders_of(SETTINGS) == "all"
+        gpu = dict(SETTINGS, device={"name": "h200", "kind": "cuda"}, contenders="paper-protocol")
+        assert contenders_of(validate_settings(gpu)) == "paper-protocol"
+
     def test_unknown_layer(self):
         with pytest.raises(ValueError, match="layer: expected one of oc8, got 'oc9'"):
             find_layer(SETTINGS, "oc9")
@@ -107,6 +115,8 @@ class TestSettings:
             (("layers", 0, "name"), "../x", "layers.name"),
             (("layers", 0, "colour"), 1, "layers"),
             (("layers", 0, "kernel_size"), 40, "layer oc8"),
+            (("contenders",), "paper-protocol", "contenders"),
+            (("contenders",), "everything", "contenders"),
         ],
     )
     def test_what_is_wrong_is_named(self, path, value, name):

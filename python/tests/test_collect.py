@@ -10,6 +10,7 @@ from packedconv.roofline import border_exact_flops, dense_flops
 from packedconv.samples_file import (
     CEILING_COLUMNS,
     ERROR_COLUMNS,
+    IMPLEMENTATIONS,
     SAMPLE_COLUMNS,
     format_csv,
     read_rows,
@@ -287,3 +288,104 @@ def test_a_cut_file_is_refused(run):
     run.write = lambda: None
     (run.folder / "oc6.csv").write_text(text)
     run.refuses(ValueError, r"oc6\.csv, line 13: expected 19 fields")
+
+
+class TestGpu:
+    """Further implementations, and the peak that a GPU's device file states."""
+
+    PEAK = 1e12
+
+    @pytest.fixture
+    def run(self, tmp_path):
+        run = Run(tmp_path)
+        for name, facts in run.facts.items():
+            facts["stated"] = {"peak_flops": self.PEAK, "bandwidth": None}
+            facts["peak_of"] = "a lower bound"
+            for implementation in IMPLEMENTATIONS:
+                if implementation not in ("sparse", "dense"):
+                    self.add(run, name, implementation)
+        return run
+
+    def add(self, run, name, implementation):
+        dense = [row for row in run.samples[name] if row["implementation"] == "dense"]
+        run.samples[name] += [dict(row, implementation=implementation) for row in dense]
+
+    def take(self, run, implementation, seconds):
+        for row in run.samples["oc6"]:
+            if row["implementation"] == implementation:
+                row["seconds"] = seconds
+
+    def test_all_are_kept(self, run):
+        run.collect()
+        rows = read_rows(run.path("out/samples.csv"), SAMPLE_COLUMNS)
+        assert {row["implementation"] for row in rows} == set(IMPLEMENTATIONS)
+        peaks = json.loads((run.folder / "out" / "peaks.json").read_text())
+        assert peaks["peak_of"] == "a lower bound"
+        # What was measured stays what was measured.
+        assert peaks["peak_flops"] == PEAK
+
+    def test_one_may_be_missing_from_a_layer(self, run):
+        kept = [row for row in run.samples["oc4"] if row["implementation"] != "dense_fp16"]
+        run.samples["oc4"] = kept
+        run.collect()
+
+    @pytest.mark.parametrize("implementation", ["sparse_column", "dense_tf32"])
+    def test_each_is_complete_in_itself(self, run, implementation):
+        rows = run.samples["oc6"]
+        rows.remove(next(row for row in rows if row["implementation"] == implementation))
+        run.refuses(
+            ValueError, rf"oc6, sparsity 0\.9, {implementation}: expected 6 executions, got 5"
+        )
+
+    def test_at_all_sparsities_of_a_layer(self, run):
+        more = [
+            dict(row, sparsity=0.95)
+            for row in run.samples["oc6"]
+            if row["implementation"] != "dense_fp16"
+        ]
+        run.samples["oc6"] += more
+        run.refuses(ValueError, r"oc6, sparsity 0\.95, dense_fp16: expected 6 executions, got 0")
+
+    @pytest.mark.parametrize("implementation", ["sparse", "dense"])
+    def test_the_two_sides_are_required(self, run, implementation):
+        kept = [row for row in run.samples["oc4"] if row["implementation"] != implementation]
+        run.samples["oc4"] = kept
+        run.refuses(ValueError, rf"oc4, sparsity 0\.9, {implementation}: expected 6 .* got 0")
+
+    def test_an_unknown_one_is_refused(self, run):
+        self.add(run, "oc6", "dense_bf16")
+        run.refuses(ValueError, "implementation 'dense_bf16' is not known")
+
+    @pytest.mark.parametrize("implementation", ["sparse", "sparse_column"])
+    def test_sparse_kernels_are_held_to_the_stated_peak(self, run, implementation):
+        flops = border_exact_flops(LAYERS[1], POSITIONS["oc6"])
+        # Above what was measured, which for a GPU is a lower bound of its peak.
+        self.take(run, implementation, flops / self.PEAK * 1.01)
+        run.collect()
+        for path in (run.folder / "out").iterdir():
+            path.unlink()
+        (run.folder / "out").rmdir()
+        self.take(run, implementation, flops / self.PEAK * 0.99)
+        run.refuses(CheckError, rf"{implementation} does .* the FP32 peak of 1000\.0 GFLOP/s")
+
+    @pytest.mark.parametrize("implementation", ["dense_fp32", "dense_channels_last"])
+    def test_a_transform_may_save_multiplications(self, run, implementation):
+        flops = border_exact_flops(LAYERS[1])
+        self.take(run, implementation, flops / 9 / self.PEAK * 1.01)
+        run.collect()
+        for path in (run.folder / "out").iterdir():
+            path.unlink()
+        (run.folder / "out").rmdir()
+        self.take(run, implementation, flops / 9 / self.PEAK * 0.99)
+        run.refuses(CheckError, f"{implementation} does")
+
+    @pytest.mark.parametrize("implementation", ["dense", "dense_tf32", "dense_fp16"])
+    def test_tensor_cores_are_beyond_the_fp32_peak(self, run, implementation):
+        self.take(run, implementation, border_exact_flops(LAYERS[1]) / self.PEAK / 100)
+        run.collect()
+
+    def test_without_a_stated_peak_there_is_none(self, run):
+        for facts in run.facts.values():
+            facts["stated"]["peak_flops"] = None
+        self.take(run, "sparse", 1e-9)
+        run.collect()

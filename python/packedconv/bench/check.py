@@ -32,23 +32,31 @@ class Comparison(typing.NamedTuple):
 
 
 def compare_with_float64(
-    output: torch.Tensor, layer: Layer, input: torch.Tensor, weight: torch.Tensor
+    output: torch.Tensor,
+    layer: Layer,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    device: typing.Optional[torch.device] = None,
 ) -> Comparison:
     """Compare outputs (N, OC, H_out, W_out) with float64 PyTorch, image by image.
+
+    The reference is computed on `device`, by default where the input lies.
 
     Bound of an output: (4 + sqrt(n)) · 2^-23 · sum |w · x|, n the nonzeros of its channel.
     A NaN or an error where the bound is zero counts as an infinite fraction.
     """
+    device = device or input.device
+    weight = weight.to(device)
     nonzeros = (weight != 0).flatten(1).sum(1).double()
     scale = ((4 + nonzeros.sqrt()) * 2.0**-23).reshape(-1, 1, 1)
     wide = weight.double()
     worst = Comparison(0.0, -1.0, (), 0.0, 0.0, 0.0)
     max_abs_error = 0.0
     for number in range(layer.batch):
-        image = input[number : number + 1].double()
+        image = input[number : number + 1].to(device).double()
         reference = _dense(image, wide, layer)[0]
         bound = scale * _dense(image.abs(), wide.abs(), layer)[0]
-        error = (output[number].double() - reference).abs()
+        error = (output[number].to(device).double() - reference).abs()
         fraction = torch.where(error > 0, error / bound, torch.zeros_like(error))
         fraction[torch.isnan(error)] = math.inf
         max_abs_error = max(max_abs_error, _largest(error))
@@ -101,7 +109,7 @@ def check_layer(
         with torch.no_grad():
             sparse = convolve(image, packed, layer)
             exact = compare_with_float64(sparse, layer, image, rounded)
-            _require_within_bound(layer, sparsity, exact)
+            require_within_bound(layer, sparsity, exact)
             dense = _dense(image, rounded, layer)
             dense_exact = compare_with_float64(dense, layer, image, rounded)
             summation = _largest((sparse.double() - dense.double()).abs())
@@ -129,11 +137,15 @@ def _largest(values: torch.Tensor) -> float:
     return float(values.max()) if values.numel() else 0.0
 
 
-def _require_within_bound(layer: Layer, sparsity: float, found: Comparison) -> None:
+def require_within_bound(
+    layer: Layer, sparsity: float, found: Comparison, kernel: str = ""
+) -> None:
+    """Raise CheckError when an output lies outside its bound; `kernel` names what made it."""
     if found.bound_fraction <= 1:
         return
+    where = f"layer {layer.name}, sparsity {sparsity}{kernel and ', ' + kernel}"
     raise CheckError(
-        f"check of layer {layer.name}, sparsity {sparsity}: output {found.index} "
+        f"check of {where}: output {found.index} "
         f"(image, channel, row, column) is {found.value!r}, expected {found.reference!r} "
         f"within {found.bound:.3g}; the kernel is wrong on this machine, so nothing is timed; "
         "build again, and report this message if it stays"

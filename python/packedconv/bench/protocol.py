@@ -18,6 +18,8 @@ WARMUP_SECONDS = 0.02
 PEAK_BURST_SECONDS = 0.1
 
 _Block = typing.Tuple[str, Contender]
+# Seconds of each execution of a block, and minor page faults of all of them.
+TimeBlock = typing.Callable[[typing.Any, int, int], typing.Tuple[typing.List[float], int]]
 
 
 class Sample(typing.NamedTuple):
@@ -51,6 +53,7 @@ def run_rounds(
     seed: int,
     peak_burst: typing.Callable[[], float],
     title: str,
+    time_block: typing.Optional[TimeBlock] = None,
 ) -> Measurement:
     """Time every contender of every key (a sparsity) in every round.
 
@@ -58,7 +61,10 @@ def run_rounds(
     seed, so that no contender always follows the same one. A switch of contender is
     followed by `warmup_executions` and at least WARMUP_SECONDS of executions that are not
     timed: the first ones find another contender's data in the caches.
+    `time_block` stands in for timing by the clock, given (contender, executions,
+    warmup_executions).
     """
+    time_block = time_block or _time_block
     samples = []  # type: typing.List[Sample]
     bursts = []  # type: typing.List[float]
     faults = {}  # type: typing.Dict[typing.Tuple[str, str], int]
@@ -72,7 +78,7 @@ def run_rounds(
             for number in range(rounds):
                 bursts.append(peak_burst())
                 for key, contender in _round_order(contenders, draw):
-                    seconds, count = _time_block(contender, executions, warmup_executions)
+                    seconds, count = time_block(contender, executions, warmup_executions)
                     block = (key, contender.implementation)
                     faults[block] = faults.get(block, 0) + count
                     samples.extend(

@@ -1,4 +1,5 @@
-"""The steps that use the device, one at a time: check, ceilings, bench."""
+"""The steps that use the device, one at a time: check, ceilings, bench; ablation and
+fixed_cost on a GPU."""
 
 import errno
 import hashlib
@@ -12,12 +13,15 @@ import typing
 import numpy as np
 
 from packedconv.bench.lock import measurement_lock
-from packedconv.device import Device, require
+from packedconv.device import Device, DeviceError, require
 from packedconv.files import atomic_write
 from packedconv.layer import Layer
 from packedconv.samples_file import (
+    ABLATION_COLUMNS,
     CEILING_COLUMNS,
     ERROR_COLUMNS,
+    FIXED_COST_COLUMNS,
+    IMPLEMENTATIONS,
     SAMPLE_COLUMNS,
     format_csv,
     read_text,
@@ -34,7 +38,6 @@ from packedconv.weights import (
 )
 
 SCHEMA = 1
-PACKING_REPEATS = 5
 # More than this per execution and memory was not reused: 4 KiB pages of 256 KiB.
 _MANY_FAULTS = 64
 # Generous sizes of what is written.
@@ -64,13 +67,19 @@ def check(
         _require_stamped_extension(stamp_path, stamp)
         reuse_memory()
         torch.set_num_threads(_threads(settings, device))
-        rows = check_layer(
+        arguments = (
             settings["device"]["name"],
             settings["run"],
             layer,
             {sparsity: weights[sparsity_key(sparsity)] for sparsity in settings["sparsities"]},
             make_input(layer, settings["seed"], settings["inputs"]),
         )
+        if device.kind == "cpu":
+            rows = check_layer(*arguments)
+        else:
+            from packedconv.bench import gpu_check
+
+            rows = gpu_check.check_layer(_accelerator(device), *arguments)
         write_text(out, format_csv(rows, ERROR_COLUMNS))
 
 
@@ -84,13 +93,22 @@ def ceilings(settings: Settings, stamp_path: str, out: str, facts_path: str) -> 
         from packedconv.bench.machine import comparable_facts, machine_facts, moment
 
         _require_stamped_extension(stamp_path, stamp)
-        before = moment()
-        rows = measure_ceilings(name, settings["run"], _threads(settings, device))
+        before, comparable = moment(), comparable_facts()
+        arguments = (name, settings["run"], _threads(settings, device))
+        if device.kind == "cpu":
+            rows = measure_ceilings(*arguments)
+        else:
+            from packedconv.bench import gpu_ceilings
+
+            accelerator = _accelerator(device)
+            comparable.update(accelerator.comparable())
+            before["gpu"] = accelerator.state()
+            rows = gpu_ceilings.measure_ceilings(*arguments, accelerator)
         text = format_csv(rows, CEILING_COLUMNS)
         facts = {
             "schema": SCHEMA,
             "stamp": stamp,
-            "comparable": comparable_facts(),
+            "comparable": comparable,
             "ceilings_sha256": text_sha256(text),
             "before": before,
             "after": moment(),
@@ -130,6 +148,10 @@ def bench(
         from packedconv.bench.machine import comparable_facts
 
         identity["comparable"] = comparable_facts()
+        accelerator = None
+        if device.kind != "cpu":
+            accelerator = _accelerator(device)
+            identity["comparable"].update(accelerator.comparable())
         if not force and is_complete(out, facts_path, layer, identity):
             print(
                 f"kept {out}: this layer has been measured with these settings "
@@ -139,12 +161,118 @@ def bench(
             return
         _require_space(out, settings)
         _require_stamped_extension(stamp_path, identity["stamp"])
-        rows, facts = measure_layer(settings, layer, weights, _threads(settings, device))
+        arguments = (settings, layer, weights, _threads(settings, device))
+        if accelerator is None:
+            rows, facts = measure_layer(*arguments)
+        else:
+            from packedconv.bench import gpu_layer
+
+            rows, facts = gpu_layer.measure_layer(*arguments, accelerator)
         samples = format_csv(rows, SAMPLE_COLUMNS)
         facts = dict(identity, samples_sha256=text_sha256(samples), **facts)
         write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         write_text(out, samples)
         keep_in_archive([facts_path, out], facts["samples_sha256"])
+
+
+def ablation(
+    settings: Settings, layer_name: str, weights_path: str, stamp_path: str, out: str, facts: str
+) -> None:
+    """Time every mapping of the paper's kernel for a layer on a GPU; writes `out` and facts.
+
+    Raises DeviceError for a device that is no GPU.
+    """
+
+    def measure(measurement: typing.Any) -> typing.List[typing.Dict[str, typing.Any]]:
+        return measurement.ablation()
+
+    _experiment(
+        settings, layer_name, weights_path, stamp_path, out, facts, ABLATION_COLUMNS, measure
+    )
+
+
+def fixed_cost(
+    settings: Settings,
+    layer_name: str,
+    weights_path: str,
+    stamp_path: str,
+    bench_facts_path: str,
+    out: str,
+    facts: str,
+) -> None:
+    """Time what of a layer does not depend on its nonzeros on a GPU; writes `out` and facts.
+
+    The mapping of the paper's kernel is the one that bench chose: `bench_facts_path`.
+    Raises DeviceError for a device that is no GPU, ValueError for facts without a mapping.
+    """
+    _require_gpu(settings)
+    try:
+        mapping = json.loads(read_text(bench_facts_path) or "{}")["mapping"]
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            f"{bench_facts_path}: expected the facts of a layer with its mapping, got none "
+            f"({error!r}); measure the layer first"
+        ) from error
+
+    def measure(measurement: typing.Any) -> typing.List[typing.Dict[str, typing.Any]]:
+        return measurement.fixed_cost(mapping)
+
+    _experiment(
+        settings, layer_name, weights_path, stamp_path, out, facts, FIXED_COST_COLUMNS, measure
+    )
+
+
+def _experiment(
+    settings: Settings,
+    layer_name: str,
+    weights_path: str,
+    stamp_path: str,
+    out: str,
+    facts_path: str,
+    columns: typing.Sequence[str],
+    measure: typing.Callable[[typing.Any], typing.List[typing.Dict[str, typing.Any]]],
+) -> None:
+    """Write the rows of an experiment on a layer and a GPU, the facts first."""
+    layer = find_layer(settings, layer_name)
+    _require_gpu(settings)
+    device = require(settings["device"])
+    weights = load_weights(weights_path, layer, settings["sparsities"])
+    stamp = _load_stamp(stamp_path)
+    with measurement_lock(settings["device"]["name"]):
+        from packedconv.bench.gpu_experiments import Measurement
+        from packedconv.bench.machine import comparable_facts
+
+        _require_space(out, settings)
+        _require_stamped_extension(stamp_path, stamp)
+        accelerator = _accelerator(device)
+        measurement = Measurement(settings, layer, weights, accelerator)
+        text = format_csv(measure(measurement), columns)
+        facts = {
+            "schema": SCHEMA,
+            "settings_hash": settings_hash(settings),
+            "stamp": stamp,
+            "comparable": dict(comparable_facts(), **accelerator.comparable()),
+            "rows_sha256": text_sha256(text),
+        }
+        facts.update(measurement.facts())
+        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_text(out, text)
+        keep_in_archive([facts_path, out], facts["rows_sha256"])
+
+
+def _require_gpu(settings: Settings) -> None:
+    """Raise DeviceError for settings of another device than a GPU."""
+    if settings["device"]["kind"] == "cpu":
+        raise DeviceError(
+            "device: expected a GPU, which this experiment is about, got "
+            f"{settings['device']['name']}; name one: --config device=h200"
+        )
+
+
+def _accelerator(device: Device) -> typing.Any:
+    from packedconv.bench import accelerator
+
+    return accelerator.find(device)
 
 
 def keep_in_archive(paths: typing.Sequence[str], digest: str) -> None:
@@ -204,6 +332,7 @@ def measure_layer(
     from packedconv.bench.ceilings import peak_flops
     from packedconv.bench.machine import machine_facts, moment
     from packedconv.bench.protocol import PEAK_BURST_SECONDS, WARMUP_SECONDS, run_rounds
+    from packedconv.bench.rows import pack_timed, sample_rows
 
     # Not OMP_NUM_THREADS, which the workflow sets to its own number.
     torch.set_num_threads(threads)
@@ -218,7 +347,7 @@ def measure_layer(
     with torch.inference_mode():
         packed, packing_seconds = {}, {}
         for key, weight in weights.items():
-            packed[key], packing_seconds[key] = _pack(torch.from_numpy(weight))
+            packed[key], packing_seconds[key] = pack_timed(torch.from_numpy(weight))
         # What both sides compute: the weights as packed.
         dense_weights = {key: packed[key].unpack() for key in packed}
         layout, trials = sides.choose_dense(
@@ -272,56 +401,12 @@ def measure_layer(
         "after": moment(),
         "machine": machine_facts(),
     }
-    return _rows(settings, layer, packed, threads, measured.samples), facts
+    return sample_rows(settings, layer, packed, threads, measured.samples), facts
 
 
 def _threads(settings: Settings, device: Device) -> int:
     """Threads of a measurement: those of the settings, or all physical cores usable."""
     return settings["threads"] or device.cores
-
-
-def _rows(
-    settings: Settings,
-    layer: Layer,
-    packed: typing.Mapping[str, typing.Any],
-    threads: int,
-    samples: typing.Iterable[typing.Any],
-) -> typing.List[typing.Dict[str, typing.Any]]:
-    shape = dict(layer._asdict())
-    shape["layer"] = shape.pop("name")
-    sparsity_of = {sparsity_key(sparsity): sparsity for sparsity in settings["sparsities"]}
-    rows = [
-        dict(
-            shape,
-            device=settings["device"]["name"],
-            run=settings["run"],
-            sparsity=sparsity_of[sample.key],
-            nonzeros=packed[sample.key].nnz,
-            implementation=sample.implementation,
-            layout=sample.layout,
-            threads=threads,
-            round=sample.round,
-            execution=sample.execution,
-            seconds="%.9f" % sample.seconds,
-        )
-        for sample in samples
-    ]
-    rows.sort(
-        key=lambda row: (row["sparsity"], row["implementation"], row["round"], row["execution"])
-    )
-    return rows
-
-
-def _pack(weight: typing.Any) -> typing.Tuple[typing.Any, float]:
-    """The packed weight and the median seconds of packing it."""
-    from packedconv.bench.contenders import pack_quietly
-
-    seconds = []
-    for _ in range(PACKING_REPEATS):
-        begin = time.perf_counter()
-        packed = pack_quietly(weight)
-        seconds.append(time.perf_counter() - begin)
-    return packed, float(np.median(seconds))
 
 
 def _warn_of_faults(layer: Layer, faults: typing.Mapping[str, typing.Mapping[str, float]]) -> None:
@@ -339,7 +424,8 @@ def _require_space(path: str, settings: Settings) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
     protocol = settings["protocol"]
-    rows = 2 * len(settings["sparsities"]) * protocol["rounds"] * protocol["executions"]
+    sides = 2 if settings["device"]["kind"] == "cpu" else len(IMPLEMENTATIONS)
+    rows = sides * len(settings["sparsities"]) * protocol["rounds"] * protocol["executions"]
     if shutil.disk_usage(folder).free < rows * _ROW_BYTES + _FACTS_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
 

@@ -17,7 +17,7 @@ import numpy as np
 from packedconv import roofline
 from packedconv.evidence import statistics, tables
 from packedconv.evidence.published import Published
-from packedconv.evidence.samples import Results
+from packedconv.evidence.samples import Results, dense_reference
 from packedconv.layer import Layer
 
 
@@ -489,7 +489,7 @@ def _errors(data: Measured, out_channels: int, weights: str) -> np.ndarray:
     wanted = errors[
         (errors["layer"] == data.layer(out_channels).name)
         & (errors["implementation"] == "sparse")
-        & (errors["reference"] == "dense")
+        & (errors["reference"] == dense_reference(errors))
         & (errors["weights"] == weights)
         & errors["sparsity"].isin(data.sparsities)
     ].sort_values("sparsity")

@@ -11,7 +11,12 @@ from typing import Any
 import pandas as pd
 
 from packedconv.layer import Layer
-from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
+from packedconv.samples_file import (
+    ERROR_COLUMNS,
+    IMPLEMENTATIONS,
+    REQUIRED_IMPLEMENTATIONS,
+    SAMPLE_COLUMNS,
+)
 from packedconv.settings import layers_of, load_settings
 
 TEXT = {"device", "run", "layer", "implementation", "layout", "reference", "weights"}
@@ -20,7 +25,6 @@ FLOATS = {"sparsity", "seconds", "max_abs_error", "bound_fraction"}
 # The layer's name, then its other fields as columns.
 SHAPE = ["layer", *Layer._fields[1:]]
 GROUP = ["layer", "sparsity", "implementation"]
-IMPLEMENTATIONS = {"sparse", "dense"}
 
 MEASURE_AGAIN = "measure the layer again"
 
@@ -29,7 +33,8 @@ MEASURE_AGAIN = "measure the layer again"
 class Results:
     """One set of results: what was asked for, and what was measured.
 
-    settings: settings.json; samples: one row per execution, seconds;
+    settings: settings.json; samples: one row per execution, seconds, of "sparse" and "dense",
+        which is what the paper compares; every_sample: of all implementations;
     errors: one row per (layer, sparsity, implementation, reference, weights);
     peaks: peak_flops (FLOP/s), bandwidth (bytes/s), threads, and the busy_layers, which were
         timed while the machine was busy with something else;
@@ -42,6 +47,7 @@ class Results:
     errors: pd.DataFrame
     peaks: dict[str, Any]
     facts: dict[str, dict[str, Any]]
+    every_sample: pd.DataFrame
 
     @classmethod
     def load(cls, folder: str | Path) -> "Results":
@@ -82,7 +88,10 @@ class Results:
             name: _load_json(folder / "bench" / f"{name}.json")
             for name in samples["layer"].unique()
         }
-        return cls(folder, settings, samples, errors, load_peaks(folder / "peaks.json"), facts)
+        peaks = load_peaks(folder / "peaks.json")
+        compared = samples["implementation"].isin(REQUIRED_IMPLEMENTATIONS)
+        two = samples[compared].reset_index(drop=True)
+        return cls(folder, settings, two, errors, peaks, facts, samples)
 
     @property
     def device(self) -> str:
@@ -125,9 +134,10 @@ def load_samples(
     """Load samples.csv or one bench/<layer>.csv: one row per execution, seconds.
 
     Checked: exact columns, no empty value, positive seconds, one device, one run, one shape per
-    layer, both implementations for every (layer, sparsity), and for each of them every round
-    with every execution once. `rounds` and `executions` are the expected counts; without them
-    every group must have as many as the largest.
+    layer, "sparse" and "dense" for every (layer, sparsity), a further implementation for every
+    sparsity of a layer or for none, and for each of them every round with every execution once.
+    `rounds` and `executions` are the expected counts; without them every group must have as
+    many as the largest.
     Rows come sorted by layer, sparsity, implementation, round, execution.
 
     Raises FileNotFoundError or ValueError.
@@ -187,6 +197,15 @@ def load_peaks(path: str | Path) -> dict[str, Any]:
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
             raise _error(path, key, "a positive number", repr(value), "measure the ceilings again")
     return peaks
+
+
+def dense_reference(errors: pd.DataFrame) -> str:
+    """Which dense convolution the sparse one's errors are about: FP32 without TF32.
+
+    On a CPU that is "dense". On a GPU PyTorch's default may use TF32, whose rounding is a
+    thousand times the errors that the paper prints, so "dense_fp32" stands there.
+    """
+    return "dense_fp32" if (errors["reference"] == "dense_fp32").any() else "dense"
 
 
 def _error(path: Path, what: str, expected: str, got: str, step: str) -> ValueError:
@@ -291,16 +310,19 @@ def _require_same(path: Path, what: str, got: set[Any], expected: set[Any]) -> N
 
 
 def _require_implementations(path: Path, samples: pd.DataFrame) -> None:
-    for (layer, sparsity), group in samples.groupby(["layer", "sparsity"]):
-        got = set(group["implementation"])
-        if got != IMPLEMENTATIONS:
-            raise _error(
-                path,
-                f"layer {layer}, sparsity {sparsity}, implementation",
-                "dense and sparse",
-                " and ".join(sorted(got)),
-                MEASURE_AGAIN,
-            )
+    for layer, rows in samples.groupby("layer"):
+        every = set(rows["implementation"])
+        for sparsity, group in rows.groupby("sparsity"):
+            got = set(group["implementation"])
+            expected = every | set(REQUIRED_IMPLEMENTATIONS)
+            if got != expected or not got <= set(IMPLEMENTATIONS):
+                raise _error(
+                    path,
+                    f"layer {layer}, sparsity {sparsity}, implementation",
+                    " and ".join(sorted(expected & set(IMPLEMENTATIONS))),
+                    " and ".join(sorted(got)),
+                    MEASURE_AGAIN,
+                )
 
 
 def _require_complete(

@@ -9,12 +9,14 @@ from packedconv.plots.style import PRINTED
 
 
 def measurement(results: Results, timed: bool = True) -> str:
-    """Device, threads, layers and distributions; of times, protocol and dense layouts too."""
+    """Device, threads of a CPU, layers and distributions; of times, protocol, dense layouts and
+    what the two sides are on a GPU too."""
     samples, protocol = results.samples, results.settings["protocol"]
+    on_gpu = results.settings["device"].get("kind") == "cuda"
     threads = sorted(samples["threads"].unique())
+    used = "" if on_gpu else f", {_list(threads)} thread{'s' if threads != [1] else ''}"
     parts = [
-        f"{device_title(results)} (device {results.device}, run {results.run}), "
-        f"{_list(threads)} thread{'s' if threads != [1] else ''}",
+        f"{device_title(results)} (device {results.device}, run {results.run}){used}",
         shapes(list(results.layers.values())),
         f"Weights {distribution(results.settings.get('weights', {}))}, "
         f"inputs {distribution(results.settings.get('inputs', {}))}",
@@ -22,6 +24,11 @@ def measurement(results: Results, timed: bool = True) -> str:
     if timed:
         parts.insert(2, f"{protocol['rounds']} rounds of {protocol['executions']} executions")
         parts.append(f"Dense layout: {dense_layouts(samples)}")
+        if on_gpu:
+            parts.append(
+                "Sparse: the paper's kernel in its best mapping; dense: PyTorch's default, which "
+                "allows TF32"
+            )
     return ". ".join(parts) + "."
 
 

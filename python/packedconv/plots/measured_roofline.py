@@ -4,6 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from packedconv.evidence.samples import Results
 from packedconv.plots.captions import caption
 from packedconv.plots.roofline import (
     draw_roofs,
@@ -116,7 +117,8 @@ def draw_measured_roofline(source: Source, data: pd.DataFrame) -> Figure:
     if len(printed) and source.results:
         implementations.append(printed_entry())
     side_legend(figure, roofs, implementations, sparsity_entries(colours))
-    write_caption(figure, caption(source) + _intensity_lines(data))
+    peaks = [f"Peak: {entry.peaks['peak_of']}." for entry in source.results if _bounded(entry)]
+    write_caption(figure, caption(source) + peaks + _intensity_lines(data))
     label_roofs(axes, device, limits)
     return figure
 
@@ -165,6 +167,11 @@ def _draw_printed(
             label=series_label("printed", kind=implementation),
             **HOLLOW,
         )
+
+
+def _bounded(results: Results) -> bool:
+    """Whether the measured peak is a lower bound, as on a GPU."""
+    return "peak_of" in results.peaks
 
 
 def _intensity_lines(data: pd.DataFrame) -> list[str]:
