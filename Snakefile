@@ -42,9 +42,18 @@ LAYERS = [layer["name"] for layer in SETTINGS["layers"]]
 # The default run's figures lie directly in figures/.
 FIGURES = "figures" if RUN == configuration.DEFAULT_RUN else f"figures/{RUN}"
 
-FAMILIES = {
-    name: configuration.load_device(ROOT, name)["family"]
+DEVICES = {
+    name: configuration.load_device(ROOT, name)
     for name in configuration.device_names(ROOT)
+}
+FAMILIES = {name: device["family"] for name, device in DEVICES.items()}
+# Targets that only a GPU has; experiments are no part of the paper's protocol.
+CONTENDERS = SETTINGS.get("contenders")
+GPU_TABLES = [] if CONTENDERS is None else ["contenders"]
+EXPERIMENTS = ["ablation", "fixed_cost"] if CONTENDERS == "all" else []
+EXPERIMENT_SCRIPTS = {
+    "ablation": "scripts/figure_ablation.py",
+    "fixed_cost": "scripts/figure_fixed_cost.py",
 }
 # The device family that each panel of the paper shows.
 PANELS = {"a": "a100", "b": "tegra-x1"}
@@ -73,7 +82,7 @@ TABLE_SCRIPTS = {
 # never measures again. How a script reports an error (script.py) changes no result.
 PACKAGE = "python/packedconv"
 MEASURE_MODULES = (
-    "arguments conv device files layer packed samples_file settings weights"
+    "arguments conv cuda device files layer ops packed samples_file settings weights"
 )
 PLOT_MODULES = "device files layer roofline samples_file settings weights"
 MEASURE_SOURCES = [
@@ -90,6 +99,20 @@ PLOT_SOURCES = [
 COMPILED_SOURCES = sorted(
     path for path in glob.glob("csrc/**", recursive=True) if os.path.isfile(path)
 )
+# Of the table of instructions: the kernels, the choice among them, and what counts.
+INSTRUCTION_MODULES = "config files layer packed weights"
+INSTRUCTION_SOURCES = [
+    *(f"{PACKAGE}/{name}.py" for name in INSTRUCTION_MODULES.split()),
+    *(
+        f"{PACKAGE}/evidence/{name}.py"
+        for name in ("instructions", "nvrtc", "sass", "tabular")
+    ),
+    *(path for path in COMPILED_SOURCES if path.startswith("csrc/cuda/")),
+    *sorted(glob.glob("csrc/*.h")),
+    "csrc/tests/all_kernels.cu",
+    *sorted(glob.glob("config/devices/*.yaml")),
+    "config/config.yaml",
+]
 
 
 def trio(stem):
@@ -144,10 +167,43 @@ CLAIM_RESULTS = list(
 # A measurement takes the whole machine, whatever --cores says.
 MEASURE_THREADS = 1_000_000
 
+
+def gpu_results(wildcards):
+    """The results folder of a GPU. Raises ValueError for another device."""
+    if DEVICES[wildcards.device]["kind"] != "cuda":
+        raise ValueError(
+            f"device: expected a GPU, which this target is about, got {wildcards.device}; "
+            "name one: figures/h200/... --config device=h200"
+        )
+    return f"results/{wildcards.device}/{RUN}"
+
+
+def experiment_results(wildcards):
+    """The files of an experiment on a GPU that its figure reads."""
+    folder = gpu_results(wildcards)
+    names = (
+        [
+            f"{wildcards.experiment}/{layer}.{suffix}"
+            for layer in LAYERS
+            for suffix in ("csv", "json")
+        ]
+        if folder == RESULTS
+        else [
+            os.path.relpath(path, folder)
+            for path in sorted(glob.glob(f"{folder}/{wildcards.experiment}/*.*"))
+        ]
+    )
+    return [f"{folder}/{name}" for name in ("settings.json", *names)]
+
+
 MEASURE_TIMES = [
     f"{RESULTS}/times/{step}.tsv"
     for step in (
-        *(f"{step}_{layer}" for step in ("weights", "check") for layer in LAYERS),
+        *(
+            f"{step}_{layer}"
+            for step in ("weights", "check", *EXPERIMENTS)
+            for layer in LAYERS
+        ),
         "ceilings",
         "collect",
     )
@@ -162,9 +218,20 @@ ANALYSIS_TIMES = [
             for panel in PANELS
         ),
         *(f"device_{figure}" for figure in ("fig2", *PANEL_SCRIPTS)),
+        *(f"device_{name}" for name in (*GPU_TABLES, *EXPERIMENTS)),
         *TABLE_SCRIPTS,
         "claims",
     )
+]
+
+
+# Of GPUs in general, whatever run it is: in figures/ itself, rendered once.
+GPU_FAMILIES = sorted(
+    {device["family"] for device in DEVICES.values() if device.get("gpu")}
+)
+BOUNDS = [
+    table("figures/instructions"),
+    [trio(f"figures/bounds_{family}") for family in GPU_FAMILIES],
 ]
 
 
@@ -182,8 +249,13 @@ rule all:
             for figure in ("fig2", *PANEL_SCRIPTS)
             for panel in PANELS
         ],
-        [trio(f"{FIGURES}/{DEVICE}/{figure}") for figure in ("fig2", *PANEL_SCRIPTS)],
+        [
+            trio(f"{FIGURES}/{DEVICE}/{figure}")
+            for figure in ("fig2", *PANEL_SCRIPTS, *EXPERIMENTS)
+        ],
+        [table(f"{FIGURES}/{DEVICE}/{name}") for name in GPU_TABLES],
         [table(f"{FIGURES}/{name}") for name in (*TABLE_SCRIPTS, "table5", "claims")],
+        BOUNDS,
     message:
         "All figures, tables, claims and the audit are there"
 
@@ -192,6 +264,7 @@ rule build:
     """Compile the extension in place; measuring depends on the stamp, not on the binary."""
     input:
         script="scripts/build.py",
+        stamp="scripts/stamp.py",
         sources=COMPILED_SOURCES,
     output:
         module=f"{PACKAGE}/_core{sysconfig.get_config_var('EXT_SUFFIX')}",
@@ -327,6 +400,63 @@ rule bench:
         " --out {output.samples} --facts {output.facts} --log {log}"
 
 
+rule ablation:
+    """Time every mapping of the paper's kernel for one layer; on a GPU only."""
+    input:
+        script="scripts/ablation.py",
+        settings=rules.settings.output,
+        manifest=rules.weights.output.manifest,
+        weights=ancient(rules.weights.output.weights),
+        check=rules.check.output,
+        stamp=rules.build.output.stamp,
+        sources=MEASURE_SOURCES,
+    output:
+        times=f"{RESULTS}/ablation/{{layer}}.csv",
+        facts=f"{RESULTS}/ablation/{{layer}}.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/ablation_{{layer}}.log",
+    benchmark:
+        f"{RESULTS}/times/ablation_{{layer}}.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: MEASURE_THREADS
+    message:
+        "Timing every mapping for layer {wildcards.layer}"
+    shell:
+        "python {input.script} --settings {input.settings} --layer {wildcards.layer}"
+        " --weights {input.weights} --stamp {input.stamp}"
+        " --out {output.times} --facts {output.facts} > {log} 2>&1"
+
+
+rule fixed_cost:
+    """Time what of one layer does not depend on its nonzeros; on a GPU only."""
+    input:
+        script="scripts/fixed_cost.py",
+        settings=rules.settings.output,
+        manifest=rules.weights.output.manifest,
+        weights=ancient(rules.weights.output.weights),
+        # The mapping that was chosen for the layer.
+        bench=rules.bench.output.facts,
+        stamp=rules.build.output.stamp,
+        sources=MEASURE_SOURCES,
+    output:
+        times=f"{RESULTS}/fixed_cost/{{layer}}.csv",
+        facts=f"{RESULTS}/fixed_cost/{{layer}}.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/fixed_cost_{{layer}}.log",
+    benchmark:
+        f"{RESULTS}/times/fixed_cost_{{layer}}.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: MEASURE_THREADS
+    message:
+        "Timing what nonzeros do not explain in layer {wildcards.layer}"
+    shell:
+        "python {input.script} --settings {input.settings} --layer {wildcards.layer}"
+        " --weights {input.weights} --stamp {input.stamp} --bench-facts {input.bench}"
+        " --out {output.times} --facts {output.facts} > {log} 2>&1"
+
+
 rule collect:
     """All samples of the run in one table, refused when they exceed the measured peak."""
     input:
@@ -452,6 +582,54 @@ rule device_figure:
         "python {input.script} --results {params.results} --out {output.pdf} > {log} 2>&1"
 
 
+rule contenders:
+    """Every contender of a GPU beside the sparse kernel, with ratios and what was left out."""
+    input:
+        script="scripts/contenders.py",
+        results=lambda wildcards: measured(gpu_results(wildcards)),
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/{{device}}/contenders", csv=".csv", md=".md", tex=".tex"),
+    log:
+        f"logs/{{device}}/{RUN}/contenders.log",
+    benchmark:
+        f"results/{{device}}/{RUN}/times/device_contenders.tsv"
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=gpu_results,
+    message:
+        "Computing {output.md}"
+    shell:
+        "python {input.script} --results {params.results} --out {output.csv} > {log} 2>&1"
+
+
+rule experiment_figure:
+    """The ablation and the fixed cost of a GPU."""
+    input:
+        script=lambda wildcards: EXPERIMENT_SCRIPTS[wildcards.experiment],
+        results=experiment_results,
+        sources=PLOT_SOURCES,
+    output:
+        multiext(
+            f"{FIGURES}/{{device}}/{{experiment}}", pdf=".pdf", png=".png", csv=".csv"
+        ),
+    log:
+        f"logs/{{device}}/{RUN}/{{experiment}}.log",
+    benchmark:
+        f"results/{{device}}/{RUN}/times/device_{{experiment}}.tsv"
+    wildcard_constraints:
+        experiment="|".join(EXPERIMENT_SCRIPTS),
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=gpu_results,
+    message:
+        "Rendering {output.pdf}"
+    shell:
+        "python {input.script} --results {params.results} --out {output.pdf} > {log} 2>&1"
+
+
 rule theory:
     """Tables 1 to 3 recomputed, tables 4 and 6, and the audit: no measurement needed."""
     input:
@@ -546,3 +724,53 @@ rule table5:
     shell:
         "python {input.script} --paper {input.paper} --steps {input.steps}"
         " --out {output.csv} > {log} 2>&1"
+
+
+rule bounds:
+    """The bounds of all GPUs and the counts that they rest on."""
+    input:
+        BOUNDS,
+    message:
+        "The instruction table and all bounds are there"
+
+
+rule instructions:
+    """Instructions per FMA of every CUDA kernel, from its machine code; needs no GPU."""
+    input:
+        script="scripts/instructions.py",
+        # Picks the tiles.
+        stamp=rules.build.output.stamp,
+        sources=INSTRUCTION_SOURCES,
+    output:
+        multiext("figures/instructions", csv=".csv", md=".md", tex=".tex"),
+    log:
+        "logs/instructions.log",
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Counting instructions: {output.md}"
+    shell:
+        "python {input.script} --out {output.csv} > {log} 2>&1"
+
+
+rule bounds_page:
+    """Lower bounds of the times on a GPU; nothing is measured."""
+    input:
+        script="scripts/bounds.py",
+        paper="config/paper.yaml",
+        instructions=rules.instructions.output.csv,
+        devices=sorted(glob.glob("config/devices/*.yaml")),
+        sources=[*PLOT_SOURCES, f"{PACKAGE}/config.py", f"{PACKAGE}/packed.py"],
+    output:
+        multiext("figures/bounds_{family}", pdf=".pdf", png=".png", csv=".csv"),
+    log:
+        "logs/bounds_{family}.log",
+    wildcard_constraints:
+        family="|".join(GPU_FAMILIES),
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Rendering {output.pdf}"
+    shell:
+        "python {input.script} --family {wildcards.family} --paper {input.paper}"
+        " --instructions {input.instructions} --out {output.pdf} > {log} 2>&1"

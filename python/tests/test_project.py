@@ -4,6 +4,7 @@ import ast
 import glob
 import importlib.util
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -21,7 +22,12 @@ FIGURES = (ROOT / "figures/README.md").read_text(encoding="utf-8")
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
 # What renders from stored results knows nothing of kernels.
 RENDERING = [
-    name for name in SCRIPTS if re.match(r"fig[25678]_|table|audit\.|claims\.|collect\.", name)
+    name
+    for name in SCRIPTS
+    if re.match(
+        r"fig[25678]_|figure_|table|contenders|bounds\.|instructions\.|audit\.|claims\.|collect\.",
+        name,
+    )
 ]
 
 
@@ -230,30 +236,35 @@ def imported_modules(path):
 
 
 def source_lists():
-    """MEASURE_SOURCES and PLOT_SOURCES of the Snakefile, as absolute paths."""
+    """Lists of sources in the Snakefile, as absolute paths, by name."""
     text = (ROOT / "Snakefile").read_text()
-    names = {"glob": glob}
-    begin, end = text.index("PACKAGE ="), text.index("COMPILED_SOURCES")
+    names = {"glob": glob, "os": os}
+    begin, end = text.index("PACKAGE ="), text.index("def trio")
     exec(text[begin:end], names)
-    return [{ROOT / path for path in names[key]} for key in ("MEASURE_SOURCES", "PLOT_SOURCES")]
+    keys = ("MEASURE_SOURCES", "PLOT_SOURCES", "INSTRUCTION_SOURCES")
+    return [{ROOT / path for path in names[key]} for key in keys]
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
 def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
     monkeypatch.chdir(ROOT)
-    measure, plot = source_lists()
+    measure, plot, instructions = source_lists()
     package = ROOT / "python" / "packedconv"
     # Reports errors; and what only writes the settings or the extension.
     free = {package / "script.py"}
-    if script.stem in ("build", "settings", "steps"):
-        free |= {package / "files.py"}
+    if script.stem in ("build", "settings", "stamp", "steps"):
+        free |= {package / "files.py", package / "device.py"}
         expected = set()
-    elif script.stem in ("weights", "check", "ceilings", "bench"):
+    elif script.stem in ("weights", "check", "ceilings", "bench", "ablation", "fixed_cost"):
         expected = measure
     elif script.stem == "collect":
         expected = measure | {package / "collect.py", package / "roofline.py"}
     elif script.stem.startswith("fig4"):
         expected = plot | {package / "packed.py", package / "packed_file.py"}
+    elif script.stem == "instructions":
+        expected = instructions | {package / "device.py"}  # imported to report errors
+    elif script.stem == "bounds":
+        expected = plot | {package / "packed.py", package / "config.py"}
     else:
         expected = plot
     # Packing knows the packed file, which no measurement and no figure writes.
