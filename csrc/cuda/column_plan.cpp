@@ -481,6 +481,12 @@ CudaPlan plan_column(const packedconv_layer_shape& shape, const PackedView& pack
     throw std::invalid_argument("config: expected one that is compiled in (column_config.h), got " +
                                 describe(config));
   }
+  const std::int64_t channels = shape.out_channels / shape.groups;
+  if (config.slices > channels) {
+    throw std::invalid_argument("config: expected at most a slice for each of the " +
+                                std::to_string(channels) + " output channels of a group, got " +
+                                std::to_string(config.slices));
+  }
   ColumnPlan plan = {};
   if (!set_tile(shape, config, &plan)) {
     throw std::invalid_argument("config: this layer's tile rows do not fit a pitch of " +
