@@ -151,7 +151,7 @@ py::dict facts(const CudaPlan& plan) {
       add_config(values, column.config, kColumnFields);
       values["tile"] = py::make_tuple(column.config.tile_rows(), column.config.tile_columns());
       values["threads"] = column.config.warps * ColumnConfig::kWarp;
-      values["grid"] = py::make_tuple(column.grid_blocks, std::min(column.parts, 65535), 1);
+      values["grid"] = py::make_tuple(column.grid_blocks, column.grid_parts(), 1);
       values["shared_bytes"] = column.shared_bytes;
       values["in_channel_blocks"] = column.blocks;
       values["channels_per_block"] = column.block_channels;
@@ -202,6 +202,7 @@ py::list gpu_list() {
   py::list found;
   for (const Gpu& gpu : gpus()) {
     py::dict values;
+    values["index"] = gpu.index;
     values["name"] = gpu.name;
     values["compute_capability"] = py::make_tuple(gpu.compute_major, gpu.compute_minor);
     values["multiprocessors"] = gpu.multiprocessors;
@@ -252,6 +253,7 @@ void bind_cuda(py::module_& module) {
              py::arg("input"), py::arg("input_strides"), py::arg("table"), py::arg("bias"),
              py::arg("relu"), py::arg("output"), py::arg("output_strides"));
   module.def("gpus", &gpu_list);
+  module.def("cuda_driver_version", &cuda_driver_version);
   module.def("cuda_kernels", &cuda_kernels);
 }
 

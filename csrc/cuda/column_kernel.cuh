@@ -298,7 +298,7 @@ inline cudaError_t launch_column(const ColumnPlan& plan, cudaStream_t stream, co
                                      relu,
                                      output,
                                      output_strides};
-  const dim3 grid(plan.grid_blocks, plan.parts < 65535 ? plan.parts : 65535);
+  const dim3 grid(plan.grid_blocks, plan.grid_parts());
   const dim3 block(plan.config.warps * ColumnConfig::kWarp);
 #define PACKEDCONV_LAUNCH_COLUMN(rows, groups, pitch_)                                      \
   if (plan.config.rows_per_thread == rows && plan.config.column_groups == groups &&         \

@@ -209,14 +209,20 @@ bool set_tile(const packedconv_layer_shape& shape, const ColumnConfig& config, C
   plan->tile_columns = config.tile_columns();
   plan->lane_rows = config.lane_rows();
   plan->channel_warps = config.channel_warps();
-  // Positions in the tile and in the padded image are 32-bit numbers.
-  const std::int64_t reach_rows =
-      (shape.out_height + config.tile_rows()) * shape.stride_height +
-      shape.kernel_height * shape.dilation_height + shape.pad_top;
-  const std::int64_t reach_columns =
-      (shape.out_width + config.tile_columns()) * shape.stride_width +
-      shape.kernel_width * shape.dilation_width + shape.pad_left + 4;
-  if (std::max(reach_rows, reach_columns) > kInt) return false;
+  // Positions in the tile and in the padded image are 32-bit numbers. Summed as doubles, which do
+  // not wrap.
+  const auto reach = [](std::int64_t outputs, int tile, std::int64_t stride, std::int64_t kernel,
+                        std::int64_t dilation, std::int64_t padding) {
+    return (static_cast<double>(outputs) + tile) * static_cast<double>(stride) +
+           static_cast<double>(kernel) * static_cast<double>(dilation) +
+           static_cast<double>(padding) + kUnitWords;
+  };
+  if (reach(shape.out_height, plan->tile_rows, shape.stride_height, shape.kernel_height,
+            shape.dilation_height, shape.pad_top) > kInt ||
+      reach(shape.out_width, plan->tile_columns, shape.stride_width, shape.kernel_width,
+            shape.dilation_width, shape.pad_left) > kInt) {
+    return false;
+  }
   plan->rows = make_axis(shape.stride_height, shape.dilation_height, shape.kernel_height,
                          config.tile_rows());
   plan->columns = make_axis(shape.stride_width, shape.dilation_width, shape.kernel_width,
@@ -281,12 +287,17 @@ int bank_conflicts(const ColumnConfig& config) {
   return *std::max_element(lanes, lanes + kBanks);
 }
 
-// Clocks of the call on one multiprocessor: what takes longest of shared loads (one warp a
-// clock), instructions and the output's way to memory, and the tile's fill.
+// Clocks of the call: of the items that a block computes, each what takes longest of shared
+// loads (one warp a clock), instructions and the output's way to memory, and the tile's fill.
 double estimate(const packedconv_layer_shape& shape, const ColumnPlan& plan,
                 const DeviceLimits& limits, std::int64_t nonzeros) {
   const ColumnConfig& config = plan.config;
-  const int resident = resident_blocks(plan, limits);
+  const std::int64_t grid = std::int64_t{plan.grid_blocks} * plan.parts;
+  // Blocks that a multiprocessor runs at once, and how often.
+  const std::int64_t fitting = resident_blocks(plan, limits);
+  const std::int64_t resident =
+      std::min(fitting, divide_up(grid, std::int64_t{limits.multiprocessors}));
+  const std::int64_t waves = divide_up(grid, limits.multiprocessors * fitting);
   const double pixels = config.rows_per_thread * config.column_groups;
   const double per_part = static_cast<double>(nonzeros) / plan.parts;
   const double channels = static_cast<double>(shape.out_channels) / plan.parts;
@@ -298,7 +309,8 @@ double estimate(const packedconv_layer_shape& shape, const ColumnPlan& plan,
   const double instructions =
       config.row_warps * imbalance *
       (per_part * (2 * pixels + 2) + channels * plan.blocks * (kRecordInstructions + 2 * pixels));
-  const double under_way = resident * config.warps * std::min(pixels, kLoadsOfWarp);
+  const double under_way =
+      static_cast<double>(resident * config.warps) * std::min(pixels, kLoadsOfWarp);
   const double compute = std::max(loads, instructions / kIssueSlots) *
                          std::max(1.0, kLoadsWanted / under_way);
 
@@ -317,8 +329,8 @@ double estimate(const packedconv_layer_shape& shape, const ColumnPlan& plan,
 
   const double item = std::max(compute, memory) + kHiddenWork * std::min(compute, memory) +
                       (hidden ? kHiddenFill : 1) * fill;
-  const double items = static_cast<double>(plan.items) * plan.parts;
-  return std::ceil(items / limits.multiprocessors) * item;
+  // Blocks that share a multiprocessor share its clocks.
+  return static_cast<double>(waves * divide_up(plan.items, plan.grid_blocks) * resident) * item;
 }
 
 // Divides input and output channels so that tile and nonzeros fit; false when they do not.
@@ -352,11 +364,12 @@ bool set_blocks(const packedconv_layer_shape& shape, const DeviceLimits& limits,
     plan->weight_words = static_cast<int>(staged);
     plan->shared_bytes = 4 * (tiles + staged);
     if (std::int64_t{plan->parts} * plan->blocks * chunks > kInt / kUnitWords) return false;
-    plan->cycles = estimate(shape, *plan, limits, weight->nonzeros());
+    // As many blocks as the device runs at once, all parts together. One more would start when the
+    // others have finished, and then take as long as they did.
     const std::int64_t wave = std::int64_t{limits.multiprocessors} * resident_blocks(*plan, limits);
-    // Enough blocks to fill the device once, all parts together.
-    plan->grid_blocks = static_cast<int>(std::max<std::int64_t>(
-        1, std::min<std::int64_t>(plan->items, divide_up(wave, plan->parts))));
+    plan->grid_blocks = static_cast<int>(
+        std::max<std::int64_t>(1, std::min<std::int64_t>(plan->items, wave / plan->parts)));
+    plan->cycles = estimate(shape, *plan, limits, weight->nonzeros());
     return true;
   }
   return false;

@@ -50,6 +50,8 @@ struct ColumnPlan {
   // channel_warps + 1 record numbers, records of four words (output channel, first pair of
   // nonzeros, nonzeros, zero), nonzeros of two words (FP32 value, offset in the tile in bytes).
   constexpr int segments() const { return parts * blocks * chunks; }
+  // Along y of the grid, which CUDA limits; its blocks go round the parts.
+  constexpr int grid_parts() const { return parts < 65535 ? parts : 65535; }
 };
 
 }  // namespace packedconv

@@ -11,10 +11,25 @@
 namespace packedconv {
 namespace {
 
-void require(cudaError_t error, const char* what) {
+void require(cudaError_t error, const std::string& what) {
   if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string("conv2d: ") + what + ": CUDA says \"" +
-                           cudaGetErrorString(error) + "\"");
+  // Said here; a later launch must not be blamed for it.
+  cudaGetLastError();
+  throw std::runtime_error("conv2d: " + what + ": CUDA says \"" + cudaGetErrorString(error) +
+                           "\"");
+}
+
+std::string launch_failure(cudaError_t error) {
+  const std::string failure = "the kernel was not launched";
+  switch (error) {
+    case cudaErrorInvalidResourceHandle:
+      return failure + " (is the stream of another device?)";
+    case cudaErrorInvalidValue:
+    case cudaErrorInvalidConfiguration:
+      return failure + " (was the plan made for another device?)";
+    default:
+      return failure + " (the cause may be earlier work on this device)";
+  }
 }
 
 // Makes `device` the current one for as long as it lives.
@@ -26,7 +41,7 @@ class CurrentDevice {
     if (changed_) require(cudaSetDevice(device), "no such device");
   }
   ~CurrentDevice() {
-    if (changed_) cudaSetDevice(before_);
+    if (changed_ && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();
   }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
@@ -64,9 +79,7 @@ void launch_conv2d(const CudaPlan& plan, int device, void* stream, const float* 
                              output_strides);
       break;
   }
-  require(error,
-          "the kernel was not launched (a stream of another device, or a plan made for another "
-          "device, are the usual causes)");
+  if (error != cudaSuccess) require(error, launch_failure(error));
 }
 
 }  // namespace packedconv

@@ -35,9 +35,9 @@ struct CudaPlan {
   std::vector<std::uint32_t> table;
 };
 
-// Checks every word and offset against the shape. Throws std::invalid_argument when they do
-// not fit one another (tampered with after packing), and std::length_error for a layer that
-// 32-bit indices of the table do not reach.
+// All of these check shape, words and offsets against one another. They throw
+// std::invalid_argument when they do not fit (a weight that was changed after packing), and
+// std::length_error for a layer that the kernels' 32-bit numbers do not reach.
 
 // The column kernel where a tile of it fits the device, otherwise the general one.
 CudaPlan plan_column(const packedconv_layer_shape& shape, const PackedView& weight,

@@ -11,6 +11,11 @@ bool read(int device, cudaDeviceAttr attribute, int& value) {
   return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess;
 }
 
+// From CUDA's number for it: 12040 is 12.4.
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 }  // namespace
 
 std::vector<Gpu> gpus() {
@@ -31,7 +36,7 @@ std::vector<Gpu> gpus() {
       if (!read(device, cudaDevAttrMaxSharedMemoryPerMultiprocessor, shared_per_multiprocessor)) {
         continue;
       }
-      found.push_back({properties.name, properties.major, properties.minor,
+      found.push_back({device, properties.name, properties.major, properties.minor,
                        properties.multiProcessorCount,
                        static_cast<std::int64_t>(properties.totalGlobalMem), shared_per_block,
                        shared_per_multiprocessor});
@@ -42,8 +47,12 @@ std::vector<Gpu> gpus() {
   return found;
 }
 
-std::string cuda_version() {
-  return std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10);
+std::string cuda_driver_version() {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) != cudaSuccess) cudaGetLastError();
+  return version == 0 ? "" : version_text(version);
 }
+
+std::string cuda_version() { return version_text(CUDART_VERSION); }
 
 }  // namespace packedconv

@@ -9,6 +9,7 @@
 namespace packedconv {
 
 struct Gpu {
+  int index;  // by which CUDA knows it
   std::string name;
   int compute_major, compute_minor;
   int multiprocessors;
@@ -20,6 +21,10 @@ struct Gpu {
 
 // Empty without a GPU, without a driver, and in a build without CUDA; never throws for these.
 std::vector<Gpu> gpus();
+
+// Newest CUDA that the driver supports, such as "12.4"; empty without a driver, and in a build
+// without CUDA.
+std::string cuda_driver_version();
 
 // Version of the CUDA toolkit compiled with, such as "13.0"; empty in a build without.
 std::string cuda_version();

@@ -5,6 +5,8 @@ namespace packedconv {
 
 std::vector<Gpu> gpus() { return {}; }
 
+std::string cuda_driver_version() { return ""; }
+
 std::string cuda_version() { return ""; }
 
 }  // namespace packedconv

@@ -100,8 +100,9 @@ __device__ __forceinline__ TileWindow tile_window(std::int64_t first, int length
   return {begin, static_cast<unsigned>(clamp(size - first) - begin)};
 }
 
-// Lines 5-8: the block's threads load the tile, a warp per row, zero outside the image. Several
-// loads are on their way before the first is stored. `source` is the element of `input` at the
+// Lines 5-8: the block's threads load the tile, a warp per row, zero outside the image (of a tile
+// narrower than a warp some lanes have no work). Several loads are on their way before the first
+// is stored. `source` is the element of `input` at the
 // tile's first position.
 template <bool kUnitColumns, typename Tile>
 __device__ __forceinline__ void load_tile(float* shared, const Tile& tile,
@@ -240,9 +241,9 @@ __device__ __forceinline__ void algorithm1(const float* __restrict__ input,
       constexpr int kWords = 4;
       const std::uint32_t begin = __ldg(begins + oc);
       const std::uint32_t* next_word = words + begin;
-      std::uint32_t left = __ldg(ends + oc) - begin;
+      std::uint32_t words_left = __ldg(ends + oc) - begin;
       std::uint32_t held[kWords];
-      for (; left >= kWords; left -= kWords, next_word += kWords) {
+      for (; words_left >= kWords; words_left -= kWords, next_word += kWords) {
 #pragma unroll
         for (int i = 0; i < kWords; ++i) held[i] = __ldg(next_word + i);
 #pragma unroll
@@ -251,11 +252,11 @@ __device__ __forceinline__ void algorithm1(const float* __restrict__ input,
       }
 #pragma unroll
       for (int i = 0; i < kWords - 1; ++i) {
-        if (i < static_cast<int>(left)) held[i] = __ldg(next_word + i);
+        if (i < static_cast<int>(words_left)) held[i] = __ldg(next_word + i);
       }
 #pragma unroll
       for (int i = 0; i < kWords - 1; ++i) {
-        if (i < static_cast<int>(left))
+        if (i < static_cast<int>(words_left))
           accumulate(sums, tile, shared, origin, channel_step, held[i]);
       }
 

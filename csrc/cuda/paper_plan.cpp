@@ -18,6 +18,11 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 std::string text(std::int64_t value) { return std::to_string(value); }
 
+std::string rounded(double value) {
+  std::string digits = std::to_string(value);
+  return digits.substr(0, digits.find('.'));
+}
+
 void check_count(const std::string& what, double count) {
   if (count >= static_cast<double>(kCountLimit))
     throw std::length_error("conv2d: expected fewer than 2^31 " + what +
@@ -102,26 +107,33 @@ CudaPlan plan_paper(const packedconv_layer_shape& shape, const PackedView& weigh
   paper.paper_shape = shape.kernel_height == 3 && shape.kernel_width == 3 &&
                       shape.stride_height == 1 && shape.stride_width == 1 &&
                       shape.dilation_height == 1 && shape.dilation_width == 1;
-  paper.tile_rows = (mapping.rows_per_thread - 1) * shape.stride_height +
-                    (shape.kernel_height - 1) * shape.dilation_height + 1;
-  paper.tile_columns = (mapping.columns() - 1) * shape.stride_width +
-                       (shape.kernel_width - 1) * shape.dilation_width + 1;
+  const std::int64_t floats_per_block =
+      limits.shared_per_block / static_cast<std::int64_t>(sizeof(float));
+  // As doubles first, which do not wrap.
+  const auto extent = [](double outputs, double stride, double kernel, double dilation) {
+    return (outputs - 1) * stride + (kernel - 1) * dilation + 1;
+  };
+  const auto wide = [](std::int64_t value) { return static_cast<double>(value); };
+  const double rows = extent(mapping.rows_per_thread, wide(shape.stride_height),
+                             wide(shape.kernel_height), wide(shape.dilation_height));
+  const double columns = extent(mapping.columns(), wide(shape.stride_width),
+                                wide(shape.kernel_width), wide(shape.dilation_width));
+  if (rows * columns > wide(floats_per_block))
+    throw std::invalid_argument(
+        "mapping: expected a tile that fits shared memory, got " + rounded(rows) + " x " +
+        rounded(columns) + " floats for one input channel, where a block may have " +
+        text(limits.shared_per_block) +
+        " bytes; use fewer columns, rows or warps, or the general kernel");
+  paper.tile_rows = static_cast<std::int64_t>(rows);
+  paper.tile_columns = static_cast<std::int64_t>(columns);
 
   const std::int64_t channels = shape.in_channels / shape.groups;
   const std::int64_t packed_channels = std::min<std::int64_t>(channels, PACKEDCONV_BLOCK_CHANNELS);
   const std::string tile = "the tile of mapping (" + text(mapping.col_per_warp) + ", " +
                            text(mapping.rows_per_thread) + ", " + text(mapping.warps_per_block) +
                            "), " + text(paper.tile_rows) + " x " + text(paper.tile_columns);
-  const std::int64_t floats_per_block =
-      limits.shared_per_block / static_cast<std::int64_t>(sizeof(float));
   const std::int64_t channel_floats = paper.tile_rows * paper.tile_columns;
   const std::int64_t channels_that_fit = floats_per_block / channel_floats;
-  if (channels_that_fit == 0)
-    throw std::invalid_argument(
-        "mapping: expected a tile that fits shared memory, got " + text(channel_floats) +
-        " floats for one input channel (" + tile + ") where a block may have " +
-        text(limits.shared_per_block) +
-        " bytes; use fewer columns, rows or warps, or the general kernel");
   if (channels_that_fit >= packed_channels) {
     write_offsets(&plan, weight);
     paper.channels_per_block = packed_channels;

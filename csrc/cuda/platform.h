@@ -78,11 +78,18 @@ cudaError_t launch(Arguments...);
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
                    cudaStream_t stream, const Arguments&... arguments) {
-  // Above 48 KiB a kernel has to ask.
+  // Above 48 KiB a kernel has to ask. It asks for all that the device allows, since what it is
+  // granted holds for every thread of the process that launches it.
   if (shared_bytes > 48 * 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-        static_cast<int>(shared_bytes));
+    int device = 0, most = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
+    if (error == cudaSuccess) {
+      error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    }
     if (error != cudaSuccess) {
       cudaGetLastError();
       return error;

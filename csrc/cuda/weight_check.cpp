@@ -35,9 +35,26 @@ void check_offsets(std::int64_t row_length, const PackedView& weight) {
   expect_equal("the last offset to be the number of words,", weight.word_count, before);
 }
 
+// What the planners divide by, and the kernel sizes that their tables hold.
+void check_shape(const packedconv_layer_shape& shape) {
+  const auto require = [](bool holds, const std::string& expected) {
+    if (!holds) throw std::invalid_argument("shape: expected " + expected);
+  };
+  const auto fits = [](std::int64_t size) { return size >= 1 && size <= PACKEDCONV_MAX_KERNEL; };
+  require(fits(shape.kernel_height) && fits(shape.kernel_width), "a kernel of 1 to 16 x 1 to 16");
+  require(shape.groups >= 1 && shape.in_channels >= 1 && shape.out_channels >= 1 &&
+              shape.in_channels % shape.groups == 0 && shape.out_channels % shape.groups == 0,
+          "groups that divide the channels");
+  require(shape.stride_height >= 1 && shape.stride_width >= 1 && shape.dilation_height >= 1 &&
+              shape.dilation_width >= 1,
+          "strides and dilations of at least 1");
+  require(shape.pad_top >= 0 && shape.pad_left >= 0, "padding of at least 0");
+}
+
 }  // namespace
 
 void check_weight(const packedconv_layer_shape& shape, const PackedView& weight) {
+  check_shape(shape);
   const std::int64_t channels = shape.in_channels / shape.groups;
   const std::int64_t row_length = shape.out_channels + 1;
   const std::int64_t blocks =

@@ -8,8 +8,8 @@
 
 namespace packedconv {
 
-// Throws std::invalid_argument that names the first rule of FORMAT.md that words or offsets
-// break. Reads nothing past the counts of the view.
+// Throws std::invalid_argument that names what of the shape no kernel computes, or the first rule
+// of FORMAT.md that words or offsets break. Reads nothing past the counts of the view.
 void check_weight(const packedconv_layer_shape& shape, const PackedView& weight);
 
 }  // namespace packedconv

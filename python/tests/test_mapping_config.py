@@ -92,7 +92,7 @@ def test_begins_and_ends_hold_every_word_of_a_block_and_no_other():
 
 def test_a_tile_that_does_not_fit_says_what_it_needs():
     call = make_call((2, 2, 3, 3), padding=1)
-    with pytest.raises(ValueError, match=r"396 floats for one input channel.* 1583 bytes"):
+    with pytest.raises(ValueError, match=r"6 x 66 floats for one input channel.* 1583 bytes"):
         paper_facts(call, limits=(80, 108, 1583, 1583))
 
 
