@@ -25,6 +25,36 @@ struct ColumnArguments {
   packedconv_strides output_strides;
 };
 
+// Copies that a thread starts one after another. Where a copy waits for its data, the loads of
+// all of them are on their way before the first is stored.
+template <typename Value, int kCopies>
+class CopyBatch {
+ public:
+  __device__ __forceinline__ void start(int index, bool wanted, Value* target,
+                                        const Value* source, bool inside) {
+    if (asynchronous_copies()) {
+      if (wanted) start_copy<sizeof(Value)>(target, source, inside);
+      return;
+    }
+    targets_[index] = wanted ? target : nullptr;
+    values_[index] = wanted && inside ? __ldg(source) : Value{};
+  }
+
+  __device__ __forceinline__ void finish() {
+    if (asynchronous_copies()) return;
+#pragma unroll
+    for (int index = 0; index < kCopies; ++index) {
+      if (targets_[index] != nullptr) *targets_[index] = values_[index];
+    }
+  }
+
+ private:
+  Value* targets_[kCopies];
+  Value values_[kCopies];
+};
+
+constexpr int kBatchCopies = 4;
+
 // Where one tile of one image lies, and which of its input channels.
 struct ColumnStep {
   int item, block;
@@ -76,17 +106,27 @@ __device__ __forceinline__ void start_fill(const ColumnArguments& arguments, flo
     // Below 2^31, or the copies would not be of four.
     const int channel_stride = static_cast<int>(strides.channel);
     const int row_stride = static_cast<int>(strides.row);
-    for (unsigned copy = threadIdx.x; copy < lines * kCopies; copy += blockDim.x) {
-      const unsigned line = copy / kCopies, x = copy - line * kCopies;
-      if (x >= used) continue;
-      int channel, row;
-      line_of(line, channel, row);
-      const int column = first_column + 4 * static_cast<int>(x);
-      const bool inside =
-          row >= 0 && row < plan.in_height && column >= 0 && column < plan.in_width;
-      const float* const source = image + static_cast<std::int64_t>(channel) * channel_stride +
-                                  static_cast<std::int64_t>(row) * row_stride + column;
-      start_copy<16>(tile + line * kPitch + 4 * x, inside ? source : arguments.input, inside);
+    const unsigned copies = lines * kCopies;
+    for (unsigned first = threadIdx.x; first < copies; first += kBatchCopies * blockDim.x) {
+      CopyBatch<float4, kBatchCopies> batch;
+#pragma unroll
+      for (int index = 0; index < kBatchCopies; ++index) {
+        const unsigned copy = first + index * blockDim.x;
+        const unsigned line = copy / kCopies, x = copy - line * kCopies;
+        int channel, row;
+        line_of(line, channel, row);
+        const int column = first_column + 4 * static_cast<int>(x);
+        const bool inside =
+            row >= 0 && row < plan.in_height && column >= 0 && column < plan.in_width;
+        const float* const source =
+            inside ? image + static_cast<std::int64_t>(channel) * channel_stride +
+                         static_cast<std::int64_t>(row) * row_stride + column
+                   : arguments.input;
+        batch.start(index, copy < copies && x < used,
+                    reinterpret_cast<float4*>(tile + line * kPitch + 4 * x),
+                    reinterpret_cast<const float4*>(source), inside);
+      }
+      batch.finish();
     }
     return;
   }
@@ -113,8 +153,14 @@ __device__ __forceinline__ void start_fill(const ColumnArguments& arguments, flo
 
 // Starts the copies of `count` units of 16 bytes of the table.
 __device__ __forceinline__ void start_staging(const uint4* source, uint4* target, unsigned count) {
-  for (unsigned unit = threadIdx.x; unit < count; unit += blockDim.x) {
-    start_copy<16>(target + unit, source + unit, true);
+  for (unsigned first = threadIdx.x; first < count; first += kBatchCopies * blockDim.x) {
+    CopyBatch<uint4, kBatchCopies> batch;
+#pragma unroll
+    for (int index = 0; index < kBatchCopies; ++index) {
+      const unsigned unit = first + index * blockDim.x;
+      batch.start(index, unit < count, target + unit, source + unit, true);
+    }
+    batch.finish();
   }
 }
 

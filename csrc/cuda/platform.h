@@ -28,6 +28,15 @@ __device__ __forceinline__ float high_half_to_float(unsigned word) {
 
 __device__ __forceinline__ float bits_to_float(unsigned bits) { return __uint_as_float(bits); }
 
+// Whether start_copy returns before its data are there: from sm_80 on.
+__device__ __forceinline__ constexpr bool asynchronous_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return true;
+#else
+  return false;
+#endif
+}
+
 // Starts a copy of `kBytes` (4 or 16) from global to shared memory, or of zeros when
 // not `inside`; the source is not read then. Both addresses are multiples of kBytes. It has
 // landed for this thread after wait_copies, for the block after a barrier behind that.

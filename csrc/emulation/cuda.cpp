@@ -65,6 +65,7 @@ struct Free {
 };
 
 std::size_t shared_per_block = 232448;
+bool asynchronous = true;
 std::unique_ptr<void, Free> block_memory;
 PACKEDCONV_EACH_THREAD Thread* current;
 
@@ -361,6 +362,10 @@ void start_copy(void* target, const void* source, std::size_t bytes, bool inside
   }
   Copy copy = {target, bytes, {}};
   if (inside) std::memcpy(copy.value, source, bytes);
+  if (!asynchronous) {
+    std::memcpy(target, copy.value, bytes);
+    return;
+  }
   std::memset(target, 0xff, bytes);
   current->copies.push_back(copy);
   ++current->uncommitted;
@@ -396,6 +401,10 @@ cudaError_t launch(const std::function<void()>& thread, dim3 grid, dim3 block,
 }
 
 void set_shared_per_block(std::size_t bytes) { shared_per_block = bytes; }
+
+void set_asynchronous_copies(bool value) { asynchronous = value; }
+
+bool asynchronous_copies() { return asynchronous; }
 
 }  // namespace emulation
 

@@ -82,6 +82,11 @@ cudaError_t launch(const std::function<void()>& thread, dim3 grid, dim3 block,
 // Bytes of shared memory that a block may ask for from now on; at first 232448 (an H200's).
 void set_shared_per_block(std::size_t bytes);
 
+// Whether copies to shared memory land only at their wait, as from sm_80 on and at first here,
+// or at once.
+void set_asynchronous_copies(bool asynchronous);
+bool asynchronous_copies();
+
 }  // namespace emulation
 
 // The same names as in cuda/platform.h, where they are explained.
@@ -98,6 +103,8 @@ inline float bits_to_float(unsigned bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+
+inline bool asynchronous_copies() { return emulation::asynchronous_copies(); }
 
 template <int kBytes>
 void start_copy(void* target, const void* source, bool inside) {

@@ -100,6 +100,7 @@ void run_case(std::istream& cases, std::ostream& results) {
         implementation, config, shape,
         {words.values.get(), offsets.values.get(), counts[5], words.count, offsets.count}, limits);
     packedconv::emulation::set_shared_per_block(limits.shared_per_block);
+    packedconv::emulation::set_asynchronous_copies(limits.asynchronous_copies());
     const std::unique_ptr<std::uint32_t[]> table(new std::uint32_t[plan.table.size()]);
     std::copy(plan.table.begin(), plan.table.end(), table.get());
     packedconv::launch_conv2d(plan, 0, nullptr, input.values.get() + before[0], input_strides,

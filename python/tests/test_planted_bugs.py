@@ -67,8 +67,8 @@ BUGS = [
     Bug(
         "column: a row of the tile too many, over the weights",
         COLUMN,
-        "copy < lines * kCopies",
-        "copy < (lines + 1) * kCopies",
+        "copies = lines * kCopies",
+        "copies = (lines + 1) * kCopies",
         "race",
     ),
     Bug(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from emulation import A100, ADDRESS, THREAD, Case, build_sanitized, run_cases
+from emulation import A100, ADDRESS, TEGRA_X1, THREAD, Case, build_sanitized, run_cases
 from odd_layers import (
     ALL_LIMITS,
     COLUMN_KERNELS,
@@ -71,7 +71,10 @@ def test_general_kernel_under_address_sanitizer(address_sanitized):
 
 
 def test_column_kernels_under_thread_sanitizer(thread_sanitized):
-    """Two blocks of input channels and several tiles a block, with one buffer and with two."""
+    """Two blocks of input channels and several tiles a block, with one buffer and with two.
+
+    With one buffer also as before sm_80, where copies land at once.
+    """
     cases = []
     for kernel in COLUMN_KERNELS:
         for buffers in (1, 2):
@@ -80,6 +83,8 @@ def test_column_kernels_under_thread_sanitizer(thread_sanitized):
                 # With room for all nonzeros, and for those of an output channel or two.
                 for limits in (ONE_BLOCK, little_memory_for_column(config, layer, 3, 200)):
                     cases.append((layer, Case(new_call(layer), "column", config, limits)))
+        config = (*config[:6], 1, 1)
+        cases.append((TINY_COPIES, Case(new_call(TINY_COPIES), "column", config, TEGRA_X1)))
     run_right(thread_sanitized, cases)
 
 
