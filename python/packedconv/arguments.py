@@ -17,16 +17,18 @@ def pair(name: str, value: object, minimum: int) -> Pair:
         values = tuple(value) * (2 if len(value) == 1 else 1)
     else:
         values = ()
-    if len(values) != 2 or not all(is_integer(item) for item in values):
+    if len(values) != 2 or not (is_integer(values[0]) and is_integer(values[1])):
         raise TypeError(f"{name}: expected an int or a pair of ints, got {value!r}")
-    if min(values) < minimum:
+    if values[0] < minimum or values[1] < minimum:
         raise ValueError(f"{name}: expected at least {minimum}, got {value!r}")
     return int(values[0]), int(values[1])
 
 
 def is_integer(value: object) -> bool:
     """Whether `value` is an integer and not a bool."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return type(value) is int or (
+        isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    )
 
 
 def group_count(value: object, out_channels: int) -> int:

@@ -69,25 +69,19 @@ def compute(
         raise TypeError(
             f"packed: expected a PackedWeight (see packedconv.pack), got {type(packed).__name__}"
         )
-    _check_tensor("input", input)
-    if input.dim() not in (3, 4):
-        raise ValueError(
-            f"input: expected (N, IC, H, W) or (IC, H, W), got shape {tuple(input.shape)}"
-        )
+    check_input(input)
     relu = arguments.is_relu(activation)
-    out_channels, group_channels = packed.shape[:2]
-    groups = arguments.group_count(groups, out_channels)
+    groups = arguments.group_count(groups, packed.shape[0])
     stride = arguments.pair("stride", stride, 1)
     dilation = arguments.pair("dilation", dilation, 1)
     before, after = arguments.padding_pairs(padding, packed.shape[2:], stride, dilation)
     if launch is None and ops.is_traced(input):
-        _check_channels(input, group_channels, groups)
         if bias is not None:
-            _check_bias(bias, out_channels, input)
+            check_bias(bias, packed.shape[0], input)
         result = ops.conv2d(input, packed, bias, stride, before, after, dilation, groups, relu)
         if out is None:
             return result
-        _check_tensor("out", out, input)
+        check_tensor("out", out, input)
         if out.shape != result.shape:
             raise ValueError(f"out: expected shape {tuple(result.shape)}, got {tuple(out.shape)}")
         return out.copy_(result)
@@ -121,7 +115,7 @@ def compute_padded(
         batched = batched.unsqueeze(0)
     shape = packed.shape
     out_channels, group_channels, kernel = shape[0], shape[1], shape[2:]
-    _check_channels(input, group_channels, groups)
+    check_channels(input, group_channels, groups)
     size = arguments.output_shape(
         (batched.shape[2], batched.shape[3]), kernel, stride, before, after, dilation
     )
@@ -129,7 +123,7 @@ def compute_padded(
     stride = (stride[0] if size[0] > 1 else 1, stride[1] if size[1] > 1 else 1)
     _check_index_range(group_channels, size, stride, kernel, dilation)
     if bias is not None:
-        _check_bias(bias, out_channels, input)
+        check_bias(bias, out_channels, input)
         bias = bias.resolve_neg().contiguous()
 
     shape = (batched.shape[0], out_channels) + size
@@ -176,7 +170,16 @@ def _launch_on_cpu(
     )
 
 
-def _check_tensor(
+def check_input(input: torch.Tensor) -> None:
+    """Refuse an input that is none for any layer. Raises TypeError and ValueError."""
+    check_tensor("input", input)
+    if input.dim() not in (3, 4):
+        raise ValueError(
+            f"input: expected (N, IC, H, W) or (IC, H, W), got shape {tuple(input.shape)}"
+        )
+
+
+def check_tensor(
     name: str, tensor: torch.Tensor, input: typing.Optional[torch.Tensor] = None
 ) -> None:
     """Refuse what no kernel takes, and a device other than the input's."""
@@ -204,7 +207,7 @@ def _check_tensor(
         )
 
 
-def _check_channels(input: torch.Tensor, group_channels: int, groups: int) -> None:
+def check_channels(input: torch.Tensor, group_channels: int, groups: int) -> None:
     channels = input.shape[-3]
     if channels != group_channels * groups:
         raise ValueError(
@@ -213,8 +216,8 @@ def _check_channels(input: torch.Tensor, group_channels: int, groups: int) -> No
         )
 
 
-def _check_bias(bias: torch.Tensor, out_channels: int, input: torch.Tensor) -> None:
-    _check_tensor("bias", bias, input)
+def check_bias(bias: torch.Tensor, out_channels: int, input: torch.Tensor) -> None:
+    check_tensor("bias", bias, input)
     if tuple(bias.shape) != (out_channels,):
         raise ValueError(f"bias: expected shape ({out_channels},), got {tuple(bias.shape)}")
 
@@ -259,12 +262,12 @@ def _check_out(
     input: torch.Tensor,
     bias: typing.Optional[torch.Tensor],
 ) -> None:
-    _check_tensor("out", out, input)
+    check_tensor("out", out, input)
     if out.is_neg():
         raise ValueError("out: expected a tensor of its own, got a negated view")
     if tuple(out.shape) != shape:
         raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}")
-    if _overlaps_itself(out):
+    if not out.is_contiguous() and _overlaps_itself(out):
         raise ValueError(
             f"out: expected elements with memory of their own, got strides {out.stride()}"
         )
@@ -291,6 +294,9 @@ def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have an element in common; True where that is too hard to tell."""
     if a.numel() == 0 or b.numel() == 0:
         return False
+    if a.is_contiguous() and b.is_contiguous():
+        first, second = a.data_ptr(), b.data_ptr()
+        return first < second + 4 * b.numel() and second < first + 4 * a.numel()
     try:
         return np.shares_memory(_as_array(a), _as_array(b), max_work=100000)
     except RuntimeError:  # numpy's TooHardError

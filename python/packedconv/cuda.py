@@ -178,6 +178,13 @@ def plans(packed: PackedWeight) -> typing.List[typing.Any]:
         return [entry.plan for entry in kept.entries.values()]
 
 
+def is_captured(packed: PackedWeight) -> bool:
+    """Whether a CUDA graph may have captured a call with this weight, and reads its tables."""
+    kept = packed.derived("cuda", _Plans)
+    with kept.lock:
+        return any(entry.captured for entry in kept.entries.values())
+
+
 class _Table:
     """A plan's table in the memory of a device, and the stream that this was allocated for."""
 
@@ -229,7 +236,11 @@ class _Plans:
 
 def _capturing(tensor: torch.Tensor) -> bool:
     """Whether a CUDA graph records what the current stream of the current device is given."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not tensor.is_cuda:
+        return False
+    # PyTorch 1.10, the newest one for a Jetson Nano, cannot say; its CUDA there has no graphs.
+    probe = getattr(torch.cuda, "is_current_stream_capturing", None)
+    return probe is not None and probe()
 
 
 def _record_stream(memory: torch.Tensor) -> None:

@@ -130,7 +130,7 @@ def _cuda() -> typing.List[Device]:
         return []
     oldest = min(core.build_info()["cuda_architectures"], default=0)
     return [
-        Device(_slug(gpu["name"]), "cuda", gpu["name"], gpu["multiprocessors"])
+        Device(slug(gpu["name"]), "cuda", gpu["name"], gpu["multiprocessors"])
         for gpu in core.gpus()
         if _capability(gpu) >= oldest
     ]
@@ -155,16 +155,17 @@ def _gpu(index: int) -> typing.Dict[str, typing.Any]:
     info = {"cuda": None} if core is None else core.build_info()
     if info["cuda"] is None:
         raise RuntimeError(f"cuda:{index}: {_NO_CUDA_BUILD}")
-    found = core.gpus()
+    # Not by position: a GPU that does not tell its properties is left out.
+    found = {gpu["index"]: gpu for gpu in core.gpus()}
     if not found:
-        raise RuntimeError(f"cuda:{index}: {_NO_GPU}")
-    if not 0 <= index < len(found):
+        raise RuntimeError(f"cuda:{index}: {_no_gpu(core)}")
+    gpu = found.get(index)
+    if gpu is None:
         raise RuntimeError(
-            "cuda:{}: expected one of the {} GPUs that the driver shows ({})".format(
-                index, len(found), ", ".join(gpu["name"] for gpu in found)
+            "cuda:{}: expected one of the GPUs that the driver shows ({})".format(
+                index, ", ".join("cuda:{} {}".format(i, found[i]["name"]) for i in sorted(found))
             )
         )
-    gpu = found[index]
     if _capability(gpu) < min(info["cuda_architectures"], default=0):
         raise RuntimeError(f"cuda:{index}: {_too_old(gpu, info)}")
     return gpu
@@ -178,6 +179,24 @@ _NO_GPU = (
     "no CUDA device, since the driver shows no NVIDIA GPU; see what nvidia-smi says and whether "
     "CUDA_VISIBLE_DEVICES hides it, or stay on the CPU"
 )
+
+
+def _no_gpu(core: typing.Any) -> str:
+    """Why a build with CUDA kernels finds no GPU at all, and the next step."""
+    driver, built = core.cuda_driver_version(), core.build_info()["cuda"]
+    if driver and not _runs_on(built, driver):
+        return (
+            f"the driver supports CUDA {driver} and this build needs {built}: update the driver, "
+            "or build with an older CUDA, or stay on the CPU"
+        )
+    return _NO_GPU
+
+
+def _runs_on(built: str, driver: str) -> bool:
+    """Whether a program built with one version of CUDA runs on a driver for another."""
+    needed, there = (tuple(int(part) for part in version.split(".")) for version in (built, driver))
+    # From CUDA 11 on, drivers run what any minor version of their major one built.
+    return there >= needed or 11 <= there[0] == needed[0]
 
 
 def _capability(gpu: typing.Mapping[str, typing.Any]) -> int:
@@ -220,7 +239,7 @@ def _missing_gpu(found: typing.Sequence[Device]) -> str:
     old = core.gpus()
     if old:
         return _too_old(old[0], info)
-    return _NO_GPU + ": device=cpu"
+    return _no_gpu(core) + ": device=cpu"
 
 
 def _asked_for(device_file: typing.Mapping[str, typing.Any]) -> str:
@@ -237,7 +256,7 @@ def _described(device: Device) -> str:
     return device.title
 
 
-def _slug(title: str) -> str:
+def slug(title: str) -> str:
     """A GPU's name in config/devices/: "NVIDIA A100-SXM4-40GB" is a100-sxm4-40gb."""
     words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     return re.sub(r"^nvidia-", "", words)

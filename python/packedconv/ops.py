@@ -4,7 +4,6 @@
 import of `packedconv.conv2d` does; a program that only loads an exported file imports it itself.
 """
 
-import collections
 import threading
 import typing
 import weakref
@@ -12,13 +11,10 @@ import weakref
 import numpy as np
 import torch
 
-from packedconv import arguments
-from packedconv.packed import PackedWeight
+from packedconv import arguments, cuda
+from packedconv.packed import PackedWeight, checked_shape
 
 SUPPORTED = hasattr(getattr(torch, "library", None), "custom_op")
-
-# Packed weights found again from their tensors.
-MAX_WEIGHTS = 64
 
 _SCHEMA = (
     "(Tensor input, Tensor words, Tensor offsets, int[] weight_shape, Tensor? bias, int[] stride, "
@@ -63,28 +59,33 @@ def conv2d(
 def _tensors(
     packed: PackedWeight, device: torch.device
 ) -> typing.Tuple[torch.Tensor, torch.Tensor]:
-    """The packed weight as int32 tensors on the device that computes, made once."""
+    """The packed weight as int32 tensors on the device that computes.
+
+    The same ones as long as someone, such as a recorded graph, keeps them.
+    """
     place = "cpu"
     if device.type == "cuda" and torch.cuda.is_available():
         place = f"cuda:{device.index}"
-
-    def make():
-        # Real ones whatever is being traced, so that they are constants to the tracer.
-        jit_trace = torch._C._get_tracing_state()
-        torch._C._set_tracing_state(None)
-        try:
-            with torch.inference_mode(False), _disable_current_modes():
-                found = tuple(
-                    torch.from_numpy(values.view(np.int32).copy()).to(place)
-                    for values in (packed.words, packed.offsets)
-                )
-            # Weakly, since it holds the tensors and would otherwise keep itself alive.
-            _remember(packed, weakref.ref(packed), *found)
-        finally:
-            torch._C._set_tracing_state(jit_trace)
+    kept = packed.derived(f"tensors {place}", list)
+    found = tuple(reference() for reference in kept)
+    if found and None not in found:
         return found
-
-    return packed.derived(f"tensors {place}", make)
+    # Real ones whatever is being traced, so that they are constants to the tracer.
+    jit_trace = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        with torch.inference_mode(False), _disable_current_modes():
+            words, offsets = (
+                torch.from_numpy(values.view(np.int32).copy()).to(place)
+                for values in (packed.words, packed.offsets)
+            )
+        # Weakly, as the tensors may stay in a compiler's cache after their layer is gone.
+        versions = (_version(words), _version(offsets))
+        _remember(weakref.ref(packed), packed.shape, words, offsets, versions)
+    finally:
+        torch._C._set_tracing_state(jit_trace)
+    kept[:] = [_TensorWeakRef(words), _TensorWeakRef(offsets)]
+    return words, offsets
 
 
 def _compute(
@@ -92,45 +93,101 @@ def _compute(
 ):
     from packedconv import conv
 
-    return conv.compute_padded(
-        *(input, _packed_weight(words, offsets, tuple(weight_shape)), bias, tuple(stride)),
-        *(tuple(before), tuple(after), tuple(dilation), groups, relu),
+    call = _Call(input, words, offsets, weight_shape, bias, stride, before, after, dilation, groups)
+    packed = _packed_weight(words, offsets, call.shape)
+    result = conv.compute_padded(
+        *(input, packed, bias, call.stride, call.before, call.after, call.dilation),
+        *(call.groups, relu),
     )
+    if input.is_cuda and cuda.is_captured(packed):
+        _keep_captured(packed, words, offsets)
+    return result
 
 
 def _describe(
     input, words, offsets, weight_shape, bias, stride, before, after, dilation, groups, relu
 ):
     """Shape, dtype and device of the result."""
+    call = _Call(input, words, offsets, weight_shape, bias, stride, before, after, dilation, groups)
     size = arguments.output_shape(
-        input.shape[-2:], weight_shape[2:], stride, before, after, dilation
+        *(input.shape[-2:], call.shape[2:], call.stride, call.before, call.after),
+        call.dilation,
     )
-    return input.new_empty((*input.shape[:-3], weight_shape[0], *size))
+    return input.new_empty((*input.shape[:-3], call.shape[0], *size))
+
+
+class _Call:
+    """A call's numbers in their one form, and its tensors checked.
+
+    Anyone may call the op, and with tensors other than those it was traced with.
+    Raises as `packedconv.conv2d`; the content of words and offsets is not looked at.
+    """
+
+    def __init__(
+        self, input, words, offsets, weight_shape, bias, stride, before, after, dilation, groups
+    ):
+        from packedconv import conv
+
+        conv.check_input(input)
+        for name, tensor in (("words", words), ("offsets", offsets)):
+            if tensor.dtype != torch.int32:
+                raise TypeError(
+                    f"{name}: expected int32, the bits of the packed weight, got {tensor.dtype}"
+                )
+        self.shape = checked_shape(tuple(weight_shape))
+        self.stride = arguments.pair("stride", stride, 1)
+        self.before = arguments.pair("padding before", before, 0)
+        self.after = arguments.pair("padding after", after, 0)
+        self.dilation = arguments.pair("dilation", dilation, 1)
+        self.groups = arguments.group_count(groups, self.shape[0])
+        conv.check_channels(input, self.shape[1], self.groups)
+        if bias is not None:
+            conv.check_bias(bias, self.shape[0], input)
+
+
+def _refuse_gradient(ctx, inputs, output):
+    """Called where autograd would record the call, so before anyone asks for the gradient."""
+    names = [argument.name for argument in torch.ops.packedconv.conv2d.default._schema.arguments]
+    for name, value in zip(names, inputs):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise ValueError(
+                f"{name}: expected no gradient, since conv2d is for inference; call it under "
+                f"torch.no_grad() or pass {name}.detach()"
+            )
+
+
+def _no_backward(ctx, gradient):
+    raise NotImplementedError("conv2d: no gradient, since it is for inference")
 
 
 class _Known:
-    """Two tensors, which this does not keep alive, and how to get their packed weight."""
+    """The packed weight of two tensors, which this does not keep alive.
 
-    def __init__(self, get_packed, words, offsets):
-        self.get_packed = get_packed
+    get_packed: gives it, or None when it is gone. versions: of the tensors when they held it.
+    captured: packed weights, this one or earlier ones, whose tables CUDA graphs may read.
+    """
+
+    def __init__(self, words, offsets):
         self.storages = tuple(
             _StorageWeakRef(tensor.untyped_storage()) for tensor in (words, offsets)
         )
-        self.versions = tuple(_version(tensor) for tensor in (words, offsets))
+        self.get_packed = lambda: None
+        self.versions = (None, None)
+        self.captured = []
 
-    def packed_weight(self, words, offsets):
-        """The packed weight, or None if it is gone, or the memory or its content another."""
-        for storage, version, tensor in zip(self.storages, self.versions, (words, offsets)):
-            # Its address is not given to another storage as long as this refers to it.
-            if storage.cdata != tensor.untyped_storage()._cdata:
-                return None
-            if version is None or version != _version(tensor):
-                return None
-        return self.get_packed()
+    def has(self, words, offsets):
+        """Whether the memory is still that of the same tensors."""
+        # Its address is not given to another storage as long as this refers to it.
+        return all(
+            storage.cdata == tensor.untyped_storage()._cdata
+            for storage, tensor in zip(self.storages, (words, offsets))
+        )
 
 
-_known = collections.OrderedDict()  # type: typing.Dict[typing.Tuple, _Known]
-_lock = threading.Lock()
+# An entry goes with the memory of its tensors, and not before.
+_known = {}  # type: typing.Dict[typing.Tuple, _Known]
+# Reentrant, since memory may be freed, and its entry dropped, at any point.
+_lock = threading.RLock()
 
 
 def _packed_weight(words, offsets, shape) -> PackedWeight:
@@ -139,38 +196,51 @@ def _packed_weight(words, offsets, shape) -> PackedWeight:
     Raises as PackedWeight. Tensors on a GPU are read from there once, for which it waits;
     those that do not count their changes (made under torch.inference_mode) in every call.
     """
-    for name, tensor in (("words", words), ("offsets", offsets)):
-        if tensor.dtype != torch.int32:
-            raise TypeError(
-                f"{name}: expected int32, the bits of the packed weight, got {tensor.dtype}"
-            )
-    key = _key(words, offsets, shape)
+    versions = (_version(words), _version(offsets))
     with _lock:
-        known = _known.get(key)
-        packed = None if known is None else known.packed_weight(words, offsets)
-        if packed is not None:
-            _known.move_to_end(key)
-            return packed
+        known = _known.get(_key(words, offsets, shape))
+        if known is not None and not known.has(words, offsets):
+            known = None
+        before = None if known is None else known.get_packed()
+        if before is not None and None not in versions and known.versions == versions:
+            return before
     arrays = [
         np.ascontiguousarray(tensor.detach().cpu().numpy()).view(np.uint32)
         for tensor in (words, offsets)
     ]
     packed = PackedWeight(arrays[0], arrays[1], shape)
-    before = None if known is None else known.get_packed()
     if before is not None and before == packed:
         packed = before  # and with it what devices hold
-    _remember(packed, lambda: packed, words, offsets)
+    _remember(lambda: packed, shape, words, offsets, versions)
     return packed
 
 
-def _remember(packed, get_packed, words, offsets) -> None:
-    known = _Known(get_packed, words, offsets)
+def _remember(get_packed, shape, words, offsets, versions) -> None:
+    key = _key(words, offsets, shape)
     with _lock:
-        for key in [key for key, old in _known.items() if old.storages[0].expired()]:
+        known = _known.get(key)
+        if known is None or not known.has(words, offsets):
+            known = _known[key] = _Known(words, offsets)
+            for tensor in (words, offsets):
+                # The storage's Python object lives as long as the memory.
+                end = weakref.finalize(tensor.untyped_storage(), _forget, key, weakref.ref(known))
+                end.atexit = False
+        known.get_packed, known.versions = get_packed, versions
+
+
+def _forget(key, get_known) -> None:
+    with _lock:
+        known = get_known()
+        if known is not None and _known.get(key) is known:
             del _known[key]
-        _known[_key(words, offsets, packed.shape)] = known
-        while len(_known) > MAX_WEIGHTS:
-            _known.popitem(last=False)
+
+
+def _keep_captured(packed, words, offsets) -> None:
+    """Keep the tables that a CUDA graph reads as long as the tensors it was captured with."""
+    with _lock:
+        known = _known.get(_key(words, offsets, packed.shape))
+        if known is not None and not any(kept is packed for kept in known.captured):
+            known.captured.append(packed)
 
 
 def _key(words, offsets, shape) -> typing.Tuple:
@@ -191,6 +261,7 @@ if SUPPORTED:
     from torch.fx.experimental.proxy_tensor import get_proxy_mode as _get_proxy_mode
     from torch.multiprocessing.reductions import StorageWeakRef as _StorageWeakRef
     from torch.utils._python_dispatch import _disable_current_modes
+    from torch.utils.weak import TensorWeakRef as _TensorWeakRef
 
     # As torch.compiler.assume_constant_result does, without the seconds of its import.
     _tensors._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -202,3 +273,4 @@ if SUPPORTED:
         schema=_SCHEMA,
     )
     _op.register_fake(_describe)
+    _op.register_autograd(_no_backward, setup_context=_refuse_gradient)

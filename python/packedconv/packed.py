@@ -69,7 +69,7 @@ class PackedWeight:
         subnormals: int = 0,
     ) -> None:
         self._derived = {}  # type: typing.Dict[str, typing.Any]
-        self._shape = _checked_shape(tuple(int(size) for size in shape))
+        self._shape = checked_shape(tuple(int(size) for size in shape))
         self._words = _frozen("words", words)
         self._offsets = _frozen("offsets", offsets)
         self._underflowed = _count("underflowed", underflowed)
@@ -224,7 +224,7 @@ def _report(packed: PackedWeight) -> None:
 
 
 def _packed(weight: np.ndarray) -> PackedWeight:
-    shape = _checked_shape(weight.shape)
+    shape = checked_shape(weight.shape)
     if not np.isfinite(weight).all():
         raise ValueError(
             "weight: expected finite values, got "
@@ -262,7 +262,8 @@ def _packed(weight: np.ndarray) -> PackedWeight:
     )
 
 
-def _checked_shape(shape: typing.Tuple[int, ...]) -> typing.Tuple[int, int, int, int]:
+def checked_shape(shape: typing.Tuple[int, ...]) -> typing.Tuple[int, int, int, int]:
+    """`shape` as that of a weight, (OC, IC/groups, K_h, K_w). Raises ValueError for another."""
     if len(shape) != 4:
         raise ValueError(f"weight: expected 4 axes (OC, IC/groups, K_h, K_w), got shape {shape}")
     if min(shape) < 1:

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from packedconv import config as configuration
+from packedconv.device import slug
 from packedconv.settings import validate_settings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -66,6 +67,11 @@ def test_device_files_tell_gpus_apart():
     keys = {(device["match"], device["gpu"]["multiprocessors"]) for device in devices}
     assert len(keys) == len(devices) >= 6
     assert {device["family"] for device in devices} == {"a100", "h200", "tegra-x1"}
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_device_files_are_named_as_the_devices_at_hand_are(name):
+    assert slug(configuration.load_device(ROOT, name)["match"]) == name
 
 
 @pytest.fixture

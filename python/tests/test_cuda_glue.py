@@ -364,6 +364,29 @@ def test_capture_of_a_first_call(core, packed, image, capture):
         call(core, packed, random_tensor(1, 4, 9, 11))
 
 
+@pytest.mark.parametrize("capturing", [False, True, None])
+def test_whether_a_graph_is_captured(core, packed, image, monkeypatch, capturing):
+    """PyTorch 1.10 has no function that tells."""
+    name = "is_current_stream_capturing"
+    if capturing is None:
+        monkeypatch.delattr(torch.cuda, name)
+    else:
+        monkeypatch.setattr(torch.cuda, name, lambda: capturing)
+    assert cuda._capturing(OnGpu(2, 4, 9, 11)) is bool(capturing)
+    assert not cuda._capturing(image)
+
+
+def test_captured_weights_are_known(core, packed, image, capture):
+    assert not cuda.is_captured(packed)
+    call(core, packed, image)
+    assert not cuda.is_captured(packed)
+    capture.on = True
+    call(core, packed, image)
+    capture.on = False
+    call(core, packed, image)
+    assert cuda.is_captured(packed)
+
+
 def test_captured_plans_are_never_dropped(core, packed, image, capture):
     call(core, packed, image)
     capture.on = True
@@ -442,9 +465,12 @@ def gpu(name="NVIDIA A100-SXM4-40GB", capability=(8, 0), multiprocessors=108):
 def extension(monkeypatch):
     """Sets the CUDA version, the architectures and the GPUs that the extension tells of."""
 
-    def set_up(version="13.0", architectures=(80, 90), gpus=()):
+    def set_up(version="13.0", architectures=(80, 90), gpus=(), driver="13.0"):
         info = {"cuda": version, "cuda_architectures": list(architectures)}
-        core = types.SimpleNamespace(build_info=lambda: info, gpus=lambda: list(gpus))
+        found = [{**gpu, "index": index} for index, gpu in enumerate(gpus)]
+        core = types.SimpleNamespace(
+            build_info=lambda: info, gpus=lambda: found, cuda_driver_version=lambda: driver
+        )
         monkeypatch.setattr(device, "_extension", lambda: core)
 
     device.device_limits.cache_clear()
@@ -466,6 +492,13 @@ def test_machine_without_a_gpu(packed, extension):
         conv2d(OnGpu(2, 4, 9, 11), packed)
 
 
+def test_driver_that_is_too_old(packed, extension):
+    extension(driver="12.4")
+    message = "cuda:0: the driver supports CUDA 12.4 and this build needs 13.0: update the driver"
+    with pytest.raises(RuntimeError, match=message):
+        conv2d(OnGpu(2, 4, 9, 11), packed)
+
+
 def test_gpu_that_is_too_old(packed, extension):
     extension(gpus=[gpu(), gpu("Tesla T4", (7, 5), 40)])
     message = (
@@ -478,7 +511,7 @@ def test_gpu_that_is_too_old(packed, extension):
 
 def test_gpu_that_the_driver_does_not_show(packed, extension):
     extension(gpus=[gpu()])
-    message = r"cuda:3: expected one of the 1 GPUs that the driver shows \(NVIDIA A100-SXM4-40GB\)"
+    message = r"cuda:3: expected one of the GPUs that the driver shows \(cuda:0 NVIDIA A100-SXM4-"
     with pytest.raises(RuntimeError, match=message):
         conv2d(OnGpu(2, 4, 9, 11, place="cuda:3"), packed)
 
@@ -566,7 +599,7 @@ class AddressOnly:
 
     def __init__(self, tensor):
         self.shape, self.stride, self.data_ptr = tensor.shape, tensor.stride, tensor.data_ptr
-        self.numel = tensor.numel
+        self.numel, self.is_contiguous = tensor.numel, tensor.is_contiguous
 
 
 @given(

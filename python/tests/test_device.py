@@ -85,10 +85,11 @@ A100_80 = ("NVIDIA A100-SXM4-80GB", (8, 0), 108)
 def extension(monkeypatch):
     """Sets the CUDA version, the architectures and the GPUs that the extension tells of."""
 
-    def set_up(version="13.0", architectures=(80, 90), gpus=()):
+    def set_up(version="13.0", architectures=(80, 90), gpus=(), driver="13.0", missing=()):
         info = {"cuda": version, "cuda_architectures": list(architectures)}
         found = [
             {
+                "index": index,
                 "name": name,
                 "compute_capability": capability,
                 "multiprocessors": multiprocessors,
@@ -96,9 +97,12 @@ def extension(monkeypatch):
                 "shared_per_block": 1000 * multiprocessors,
                 "shared_per_multiprocessor": 2000 * multiprocessors,
             }
-            for name, capability, multiprocessors in gpus
+            for index, (name, capability, multiprocessors) in enumerate(gpus)
+            if index not in missing
         ]
-        core = types.SimpleNamespace(build_info=lambda: info, gpus=lambda: found)
+        core = types.SimpleNamespace(
+            build_info=lambda: info, gpus=lambda: found, cuda_driver_version=lambda: driver
+        )
         monkeypatch.setattr(device_module, "_extension", lambda: core)
 
     device_limits.cache_clear()
@@ -120,6 +124,7 @@ def test_gpus_are_listed_after_the_cpu(extension):
     ("title", "name"),
     [
         ("NVIDIA A100-SXM4-40GB", "a100-sxm4-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
         ("NVIDIA H200", "h200"),
         ("NVIDIA Tegra X1", "tegra-x1"),
         ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
@@ -157,12 +162,50 @@ def test_limits_of_a_gpu(extension):
     assert device_limits(1) == (80, 108, 108000, 216000)
 
 
+def test_gpus_are_found_by_the_number_that_cuda_gives_them(extension):
+    """The first one does not tell its properties."""
+    extension(gpus=[T4, H200, A100_80], missing=[0])
+    assert device_limits(1) == (90, 132, 132000, 264000)
+    assert device_limits(2) == (80, 108, 108000, 216000)
+    with pytest.raises(RuntimeError, match=r"cuda:0: .* \(cuda:1 NVIDIA H200, cuda:2 NVIDIA A100"):
+        device_limits(0)
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "expected"),
+    [
+        ("13.0", "12.4", True),
+        ("11.8", "10.2", True),
+        ("10.2", "10.1", True),
+        # From CUDA 11 on a driver runs what later minor versions built.
+        ("12.8", "12.4", False),
+        ("12.4", "13.0", False),
+        ("10.2", "10.2", False),
+        ("9.2", "10.0", False),
+        # No driver.
+        ("13.0", "", False),
+    ],
+)
+def test_driver_that_is_older_than_the_build(extension, built, driver, expected):
+    extension(version=built, driver=driver)
+    message = "the driver shows no NVIDIA GPU"
+    if expected:
+        message = (
+            f"the driver supports CUDA {driver} and this build needs {built}: update the driver, "
+            "or build with an older CUDA"
+        )
+    with pytest.raises(RuntimeError, match=f"cuda:0: .*{message}"):
+        device_limits(0)
+    with pytest.raises(DeviceError, match=f"{message}.*device=cpu"):
+        require(A100_40)
+
+
 @pytest.mark.parametrize(
     ("build", "index", "message"),
     [
         ({"version": None, "architectures": ()}, 0, r"cuda:0: this build has no CUDA kernels"),
         ({}, 0, r"cuda:0: no CUDA device, since the driver shows no NVIDIA GPU; .*nvidia-smi"),
-        ({"gpus": [H200]}, 1, r"cuda:1: expected one of the 1 GPUs .* \(NVIDIA H200\)"),
+        ({"gpus": [H200]}, 1, r"cuda:1: expected one of the GPUs .* \(cuda:0 NVIDIA H200\)"),
         ({"gpus": [T4]}, 0, r"cuda:0: Tesla T4 \(compute capability 7.5\) is older than every"),
     ],
 )

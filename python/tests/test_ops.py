@@ -1,5 +1,6 @@
 """The custom op: what torch.compile, torch.export and other tracers see of conv2d."""
 
+import contextlib
 import gc
 import io
 import pickle
@@ -208,12 +209,195 @@ def test_packed_weights_are_not_kept_alive(image):
     assert gone() is None
 
 
-def test_few_packed_weights_are_remembered(packed, image):
+def test_packed_weight_made_of_tensors_goes_with_them(packed, image, monkeypatch):
+    """And with it what devices hold of it."""
+    gc.collect()
+    made, others = [], len(ops._known)
+    monkeypatch.setattr(
+        ops, "PackedWeight", lambda *parts: made.append(PackedWeight(*parts)) or made[-1]
+    )
     arguments = list(op_arguments(packed, image))
-    copies = [arguments[1].clone() for _ in range(ops.MAX_WEIGHTS + 5)]
-    for arguments[1] in copies:
+    arguments[1], arguments[2] = arguments[1].clone(), arguments[2].clone()
+    torch.ops.packedconv.conv2d(*arguments)
+    gone = weakref.ref(made.pop())
+    gc.collect()
+    assert gone() is not None
+    # A view holds the memory, and the weight is found again by it.
+    arguments[1] = arguments[1][:]
+    torch.ops.packedconv.conv2d(*arguments)
+    assert not made
+    assert len(ops._known) == others + 1
+    del arguments
+    gc.collect()
+    assert gone() is None
+    assert len(ops._known) == others
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_entry_goes_with_either_tensor(packed, image, part):
+    gc.collect()
+    others = len(ops._known)
+    arguments = list(op_arguments(packed, image))
+    arguments[1], arguments[2] = arguments[1].clone(), arguments[2].clone()
+    torch.ops.packedconv.conv2d(*arguments)
+    assert len(ops._known) == others + 1
+    arguments[part] = None
+    gc.collect()
+    assert len(ops._known) == others
+
+
+def test_what_graphs_captured_lives_as_long_as_the_tensors(packed, image):
+    arguments = list(op_arguments(packed, image))
+    words, offsets = arguments[1].clone(), arguments[2].clone()
+    torch.ops.packedconv.conv2d(image, words, offsets, *arguments[3:])
+    made = ops._packed_weight(words, offsets, packed.shape)
+    for _ in range(2):
+        ops._keep_captured(made, words, offsets)
+    [known] = [known for known in ops._known.values() if known.captured]
+    assert known.captured == [made]
+    gone = weakref.ref(made)
+    del made, known
+    # The graph goes on with the weight that it captured.
+    words[0] ^= 1 << 31
+    torch.ops.packedconv.conv2d(image, words, offsets, *arguments[3:])
+    gc.collect()
+    assert gone() is not None
+    del words
+    gc.collect()
+    assert gone() is None
+
+
+def test_changes_leave_no_entries_behind(packed, image):
+    arguments = list(op_arguments(packed, image))
+    with torch.inference_mode():
+        arguments[1], arguments[2] = arguments[1].clone(), arguments[2].clone()
         torch.ops.packedconv.conv2d(*arguments)
-    assert len(ops._known) == ops.MAX_WEIGHTS
+        entries, ends = len(ops._known), len(weakref.finalize._registry)
+        for _ in range(5):
+            torch.ops.packedconv.conv2d(*arguments)
+    assert (len(ops._known), len(weakref.finalize._registry)) == (entries, ends)
+
+
+def test_every_layer_of_a_deep_network_is_checked_once(packed, image, packed_weights_made):
+    gc.collect()
+    others = len(ops._known)
+    arguments = list(op_arguments(packed, image))
+    copies = [(arguments[1].clone(), arguments[2].clone()) for _ in range(150)]
+    for _ in range(3):
+        for arguments[1], arguments[2] in copies:
+            torch.ops.packedconv.conv2d(*arguments)
+    assert len(packed_weights_made) == 150
+    assert len(ops._known) == others + 150
+    del arguments, copies
+    gc.collect()
+    assert len(ops._known) == others
+
+
+def test_loaded_deep_network_checks_its_weights_once(packed_weights_made):
+    layers = [SparseConv2d(sparse_weight(2, 2, 3, 3, seed=seed), padding=1) for seed in range(66)]
+    network, image = torch.nn.Sequential(*layers).eval(), random_tensor(1, 2, 3, 3)
+    _, loaded = exported_and_loaded(network, (image,))
+    packed_weights_made.clear()
+    for _ in range(3):
+        assert torch.equal(loaded(image), network(image))
+    assert len(packed_weights_made) == 66
+
+
+# Arguments of the op that conv2d would not have passed.
+
+REFUSED = [
+    ({"input": random_tensor(2, 4, 9, 11).half()}, TypeError, "input: expected float32, got .*16"),
+    ({"input": random_tensor(2, 4, 9, 11).double()}, TypeError, "input: expected float32"),
+    ({"input": torch.zeros(2, 4, 9, 11, dtype=torch.int8)}, TypeError, "input: expected float32"),
+    ({"input": random_tensor(9, 11)}, ValueError, r"input: expected \(N, IC, H, W\) or"),
+    ({"input": random_tensor(1, 2, 4, 9, 11)}, ValueError, r"input: expected \(N, IC, H, W\) or"),
+    ({"input": random_tensor(2, 5, 9, 11)}, ValueError, "input: expected 4 channels .* got 5"),
+    ({"input": random_tensor(4, 9, 1)}, ValueError, "input: expected a padded width"),
+    ({"stride": [0, 1]}, ValueError, "stride: expected at least 1"),
+    ({"stride": [1, 1, 1]}, TypeError, "stride: expected an int or a pair"),
+    ({"dilation": [1, 0]}, ValueError, "dilation: expected at least 1"),
+    ({"dilation": []}, TypeError, "dilation: expected an int or a pair"),
+    ({"before": [-1, 0]}, ValueError, "padding before: expected at least 0"),
+    ({"after": [0, -1]}, ValueError, "padding after: expected at least 0"),
+    ({"groups": 0}, ValueError, "groups: expected a divisor"),
+    ({"groups": 2}, ValueError, "input: expected 8 channels"),
+    ({"weight_shape": [6, 4, 3]}, ValueError, "weight: expected 4 axes"),
+    ({"weight_shape": [6, 0, 3, 4]}, ValueError, "weight: expected every axis at least 1"),
+    ({"bias": random_tensor(6).half()}, TypeError, "bias: expected float32"),
+    ({"bias": random_tensor(5)}, ValueError, r"bias: expected shape \(6,\), got \(5,\)"),
+    ({"bias": random_tensor(1, 6)}, ValueError, r"bias: expected shape \(6,\), got \(1, 6\)"),
+    ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias: expected a tensor on cpu, .*meta"),
+    ({"words": torch.zeros(9)}, TypeError, "words: expected int32"),
+    ({"offsets": torch.zeros(9, dtype=torch.int64)}, TypeError, "offsets: expected int32"),
+]
+OP_ARGUMENTS = [
+    *("input", "words", "offsets", "weight_shape", "bias", "stride", "before", "after"),
+    *("dilation", "groups", "relu"),
+]
+
+
+@pytest.mark.parametrize("fake", [False, True], ids=["computed", "described"])
+@pytest.mark.parametrize(("changes", "error", "message"), REFUSED)
+def test_refused_by_the_op(packed, image, changes, error, message, fake):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    arguments = {**dict(zip(OP_ARGUMENTS, op_arguments(packed, image))), **changes}
+    # The computation itself, since the dispatcher has its own words for tensors on two devices.
+    function = ops._describe if fake else ops._compute
+    with pytest.raises(error, match=message):
+        function(**arguments)
+    if changes.get("bias") is not None and changes["bias"].device.type == "meta":
+        return
+    with FakeTensorMode() if fake else contextlib.nullcontext() as mode:
+        if fake:
+            arguments = {
+                name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                for name, value in arguments.items()
+            }
+        with pytest.raises(error, match=message):
+            torch.ops.packedconv.conv2d(**arguments)
+
+
+@pytest.mark.parametrize("name", ["input", "bias"])
+def test_op_refuses_tensors_that_need_a_gradient(packed, image, name):
+    arguments = dict(zip(OP_ARGUMENTS, op_arguments(packed, image, random_tensor(6))))
+    expected = torch.ops.packedconv.conv2d(**arguments)
+    arguments[name] = arguments[name].clone().requires_grad_()
+    with pytest.raises(ValueError, match=f"{name}: expected no gradient, .* {name}.detach"):
+        torch.ops.packedconv.conv2d(**arguments)
+    for no_gradient in (torch.no_grad, torch.inference_mode):
+        with no_gradient():
+            assert torch.equal(torch.ops.packedconv.conv2d(**arguments), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int8])
+def test_exported_program_refuses_other_types(image, dtype):
+    _, loaded = exported_and_loaded(SparseConv2d(sparse_weight(6, 4, 3, 4)), (image,))
+    with torch.no_grad(), pytest.raises(TypeError, match="input: expected float32"):
+        loaded(image.to(dtype))
+
+
+def test_exported_program_refuses_an_input_that_needs_a_gradient(image):
+    _, loaded = exported_and_loaded(SparseConv2d(sparse_weight(6, 4, 3, 4)), (image,))
+    with pytest.raises(ValueError, match="input: expected no gradient"):
+        loaded(image.clone().requires_grad_())
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (random_tensor(2, 4, 9, 11).half(), "input: expected float32"),
+        (random_tensor(2, 4, 9, 11).double(), "input: expected float32"),
+        (random_tensor(9, 11), r"input: expected \(N, IC, H, W\)"),
+        (random_tensor(2, 3, 9, 11), "input: expected 4 channels"),
+    ],
+)
+def test_jit_trace_refuses_other_inputs(packed, image, other, message):
+    traced = torch.jit.trace(lambda x: conv2d(x, packed), (image,))
+    # TorchScript wraps the errors of what it calls.
+    with pytest.raises(RuntimeError, match=message):
+        traced(other)
 
 
 # torch.compile

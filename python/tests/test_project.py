@@ -196,6 +196,12 @@ def test_device_side_code_keeps_to_python_3_6():
         ("if (n := 3) > 2:\n    pass\n", 1),
         ("from dataclasses import dataclass\n", 1),
         ("from __future__ import annotations\n", 1),
+        ("import torch\ntorch.cuda.is_current_stream_capturing()\n", 1),
+        ("import torch\ngetattr(torch.cuda, 'is_current_stream_capturing', None)\n", 0),
+        ("import torch\ntry:\n    torch.compile\nexcept AttributeError:\n    pass\n", 0),
+        ("from torch.fx.experimental.proxy_tensor import make_fx\n", 1),
+        ("import torch.compiler\n", 1),
+        ("import torch\ntorch.zeros(3).untyped_storage()\n", 1),
     ],
 )
 def test_device_side_check(device_side, tmp_path, monkeypatch, capfd, text, status):
