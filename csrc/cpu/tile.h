@@ -5,13 +5,12 @@
 #include <array>
 #include <cstdint>
 
+#include "../integers.h"
 #include "../layer_shape.h"
 #include "../packed_word.h"
 #include "isa.h"
 
 namespace packedconv {
-
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // How one axis of a tile lies in its buffer: [phase][index].
 //

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../integers.h"
 #include "../packed_word.h"
 #include "conv2d.h"
 #include "weight_check.h"
@@ -13,8 +14,6 @@ namespace {
 
 // The kernels count tiles, channels and images in 32 bits.
 constexpr std::int64_t kCountLimit = std::int64_t{1} << 31;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::string text(std::int64_t value) { return std::to_string(value); }
 
