@@ -39,6 +39,13 @@ except ValueError as error:
     raise WorkflowError(str(error)) from None
 
 LAYERS = [layer["name"] for layer in SETTINGS["layers"]]
+# A GPU's results that were collected without this workflow, so measured elsewhere and brought
+# here: what only reads them must not ask for measuring.
+BROUGHT = (
+    SETTINGS["device"]["kind"] == "cuda"
+    and os.path.exists(f"{RESULTS}/samples.csv")
+    and not os.path.exists(f"{RESULTS}/times/collect.tsv")
+)
 # The default run's figures lie directly in figures/.
 FIGURES = "figures" if RUN == configuration.DEFAULT_RUN else f"figures/{RUN}"
 
@@ -50,11 +57,8 @@ FAMILIES = {name: device["family"] for name, device in DEVICES.items()}
 # Targets that only a GPU has; experiments are no part of the paper's protocol.
 CONTENDERS = SETTINGS.get("contenders")
 GPU_TABLES = [] if CONTENDERS is None else ["contenders"]
-EXPERIMENTS = ["ablation", "fixed_cost"] if CONTENDERS == "all" else []
-EXPERIMENT_SCRIPTS = {
-    "ablation": "scripts/figure_ablation.py",
-    "fixed_cost": "scripts/figure_fixed_cost.py",
-}
+EVERY_EXPERIMENT = ("ablation", "fixed_cost")
+EXPERIMENTS = EVERY_EXPERIMENT if CONTENDERS == "all" else ()
 # The device family that each panel of the paper shows.
 PANELS = {"a": "a100", "b": "tegra-x1"}
 
@@ -137,12 +141,31 @@ def results_of(family):
 def measured(folder):
     """The files of a results folder that figures and claims read."""
     names = ("settings.json", "samples.csv", "errors.csv", "peaks.json")
-    facts = (
-        [f"{folder}/bench/{layer}.json" for layer in LAYERS]
-        if folder == RESULTS
-        else sorted(glob.glob(f"{folder}/bench/*.json"))
-    )
-    return [*(f"{folder}/{name}" for name in names), *facts]
+    return [
+        *(given(f"{folder}/{name}") for name in names),
+        *layer_files(folder, "bench"),
+    ]
+
+
+def layer_files(folder, step, suffixes=("json",)):
+    """The files of a step in a results folder: of all layers where it is measured here."""
+    if folder == RESULTS and not BROUGHT:
+        return [
+            f"{folder}/{step}/{layer}.{suffix}"
+            for layer in LAYERS
+            for suffix in suffixes
+        ]
+    return [
+        given(path)
+        for suffix in suffixes
+        for path in sorted(glob.glob(f"{folder}/{step}/*.{suffix}"))
+    ]
+
+
+def given(path):
+    """A file of a results folder as an input: an absolute path, which no rule makes, where the
+    results were brought here."""
+    return str(ROOT / path) if BROUGHT and path.startswith(f"{RESULTS}/") else path
 
 
 def panel_inputs(wildcards):
@@ -181,19 +204,11 @@ def gpu_results(wildcards):
 def experiment_results(wildcards):
     """The files of an experiment on a GPU that its figure reads."""
     folder = gpu_results(wildcards)
-    names = (
-        [
-            f"{wildcards.experiment}/{layer}.{suffix}"
-            for layer in LAYERS
-            for suffix in ("csv", "json")
-        ]
-        if folder == RESULTS
-        else [
-            os.path.relpath(path, folder)
-            for path in sorted(glob.glob(f"{folder}/{wildcards.experiment}/*.*"))
-        ]
-    )
-    return [f"{folder}/{name}" for name in ("settings.json", *names)]
+    return [
+        given(f"{folder}/settings.json"),
+        *layer_files(folder, wildcards.experiment, ("csv", "json")),
+        *layer_files(folder, "bench"),
+    ]
 
 
 MEASURE_TIMES = [
@@ -607,7 +622,7 @@ rule contenders:
 rule experiment_figure:
     """The ablation and the fixed cost of a GPU."""
     input:
-        script=lambda wildcards: EXPERIMENT_SCRIPTS[wildcards.experiment],
+        script="scripts/figure_experiment.py",
         results=experiment_results,
         sources=PLOT_SOURCES,
     output:
@@ -619,7 +634,7 @@ rule experiment_figure:
     benchmark:
         f"results/{{device}}/{RUN}/times/device_{{experiment}}.tsv"
     wildcard_constraints:
-        experiment="|".join(EXPERIMENT_SCRIPTS),
+        experiment="|".join(EVERY_EXPERIMENT),
     conda:
         "envs/environment.yaml"
     params:
@@ -627,7 +642,8 @@ rule experiment_figure:
     message:
         "Rendering {output.pdf}"
     shell:
-        "python {input.script} --results {params.results} --out {output.pdf} > {log} 2>&1"
+        "python {input.script} --experiment {wildcards.experiment}"
+        " --results {params.results} --out {output.pdf} > {log} 2>&1"
 
 
 rule theory:

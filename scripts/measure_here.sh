@@ -23,11 +23,11 @@ mkdir -p "$results"/{weights,check,bench}
 
 say() { printf '%s  %s\n' "$(date +%T)" "$*"; }
 
-# Whether the file is missing, or older than what it depends on.
+# Whether the file is missing, or older than what it depends on; further files after it.
 outdated() {
     local file=$1 source
     [[ -s $file ]] || return 0
-    for source in "$settings" "$stamp"; do
+    for source in "$settings" "$stamp" "${@:2}"; do
         [[ ! $source -nt $file ]] || return 0
     done
     return 1
@@ -44,6 +44,11 @@ fi
 layers=$("$python" -c 'import json, sys
 for layer in json.load(open(sys.argv[1]))["layers"]:
     print(layer["name"])' "$settings")
+# The experiments are about a GPU, and no part of the paper's protocol.
+experiments=$("$python" -c 'import json, sys
+settings = json.load(open(sys.argv[1]))
+if settings["device"]["kind"] == "cuda" and settings.get("contenders", "all") == "all":
+    print("yes")' "$settings")
 
 for layer in $layers; do
     if outdated "$results/weights/$layer.json"; then
@@ -68,5 +73,22 @@ for layer in $layers; do
     "$python" scripts/bench.py --settings "$settings" --layer "$layer" \
         --weights "$results/weights/$layer.npz" --stamp "$stamp" \
         --out "$results/bench/$layer.csv" --facts "$results/bench/$layer.json"
+done
+[[ -z $experiments ]] || mkdir -p "$results"/{ablation,fixed_cost}
+for layer in ${experiments:+$layers}; do
+    if outdated "$results/ablation/$layer.csv"; then
+        say "timing every mapping for $layer"
+        "$python" scripts/ablation.py --settings "$settings" --layer "$layer" \
+            --weights "$results/weights/$layer.npz" --stamp "$stamp" \
+            --out "$results/ablation/$layer.csv" --facts "$results/ablation/$layer.json"
+    fi
+    # The mapping is the one that was chosen for the layer.
+    if outdated "$results/fixed_cost/$layer.csv" "$results/bench/$layer.json"; then
+        say "timing what nonzeros do not explain in $layer"
+        "$python" scripts/fixed_cost.py --settings "$settings" --layer "$layer" \
+            --weights "$results/weights/$layer.npz" --stamp "$stamp" \
+            --bench-facts "$results/bench/$layer.json" \
+            --out "$results/fixed_cost/$layer.csv" --facts "$results/fixed_cost/$layer.json"
+    fi
 done
 say "done: $results"

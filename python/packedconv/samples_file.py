@@ -43,24 +43,25 @@ ERROR_COLUMNS = (
     "bound_fraction",
 )
 CEILING_COLUMNS = ("device", "run", "quantity", "threads", "trial", "value")
-_MAPPING = ("col_per_warp", "rows_per_thread", "warps_per_block", "slices")
-# seconds: of one execution, the mean within a pair of events; empty where `skipped` says why
-# a mapping was not timed.
+# A mapping of the paper's kernel, in files and in facts.
+MAPPING_FIELDS = ("col_per_warp", "rows_per_thread", "warps_per_block", "slices")
+# A timed execution on a GPU, here and in samples.csv, is the mean within a pair of events of
+# executions_per_pair. seconds: empty where `skipped` says why a mapping was not timed.
 ABLATION_COLUMNS = (
     *("device", "run", "layer", "out_channels", "sparsity", "nonzeros"),
-    *_MAPPING,
-    *("executions_per_pair", "pair", "seconds", "skipped"),
+    *MAPPING_FIELDS,
+    *("executions_per_pair", "execution", "seconds", "skipped"),
 )
 # bytes: what the experiment has to move at least; empty for the convolutions.
 FIXED_COST_COLUMNS = (
     *("device", "run", "layer", "out_channels", "experiment", "implementation"),
-    *("slices", "nonzeros", "bytes", "executions_per_pair", "pair", "seconds", "skipped"),
+    *("slices", "nonzeros", "bytes", "executions_per_pair", "execution", "seconds", "skipped"),
 )
 
 # What a run may have timed, "sparse" and "dense" always. On a CPU those two only. On a GPU
-# "sparse" is the paper's kernel in its best mapping, "sparse_column" the column kernel, and
-# the dense ones are PyTorch's: "dense" with its default settings, the others as their names
-# say.
+# "sparse" is the paper's kernel in its best mapping at each sparsity, "sparse_column" the column
+# kernel, and the dense ones are PyTorch's: "dense" with its default settings, the others as their
+# names say.
 REQUIRED_IMPLEMENTATIONS = ("sparse", "dense")
 IMPLEMENTATIONS = (
     *("sparse", "sparse_column", "dense", "dense_fp32", "dense_tf32", "dense_fp16"),

@@ -38,6 +38,7 @@ class FakeGpu:
 
     clock: seconds, in place of events. states: returned in turn, the last one for ever.
     fails: errors by (implementation of the sparse kernels, config) raised when it is queued.
+    busy: whether queued work still goes on when a state has been read.
     """
 
     def __init__(self, clock=time.perf_counter):
@@ -52,6 +53,7 @@ class FakeGpu:
         self.synchronized = 0
         self.emptied = 0
         self.known_kernels = True
+        self.busy = True
 
     def comparable(self):
         return {"gpu": self.title, "driver": "1.0", "cuda": "13.0", "cudnn": 90000}
@@ -62,6 +64,9 @@ class FakeGpu:
     def elapsed(self, begin, end):
         # Never nothing: an event's clock has a resolution too.
         return max(end - begin, 1e-9)
+
+    def pending(self, event):
+        return self.busy
 
     def synchronize(self):
         self.synchronized += 1

@@ -4,6 +4,7 @@ No GPU was there: events, memory, clocks and kernels' names are the stand-in's. 
 bench/accelerator.py itself calls is seen by a GPU alone.
 """
 
+import argparse
 import copy
 import hashlib
 import inspect
@@ -11,7 +12,9 @@ import json
 import math
 import os
 import pathlib
+import re
 import runpy
+import shutil
 import stat
 import subprocess
 import sys
@@ -19,6 +22,7 @@ import warnings
 
 import fake_gpu
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from fake_gpu import FakeGpu, state
@@ -44,8 +48,11 @@ from packedconv.collect import collect
 from packedconv.device import Device, DeviceError
 from packedconv.evidence import claims, published
 from packedconv.evidence import contenders as contenders_table
-from packedconv.evidence.samples import Results
+from packedconv.evidence.experiments import load_ablation, load_fixed_cost
+from packedconv.evidence.samples import Results, against_dense
 from packedconv.layer import Layer
+from packedconv.plots import captions
+from packedconv.plots.experiments import ablation_figure, fixed_cost_figure
 from packedconv.samples_file import IMPLEMENTATIONS
 from packedconv.script import CheckError
 from packedconv.settings import validate_settings
@@ -72,6 +79,10 @@ SETTINGS = {
     "layers": [dict(LAYER._asdict())],
 }
 CONV2D = inspect.signature(cuda.conv2d)
+COLUMNS_OF = {
+    "ablation": samples_file.ABLATION_COLUMNS,
+    "fixed_cost": samples_file.FIXED_COST_COLUMNS,
+}
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2 GiB\nIf reserved memory is >> allocated"
 
 
@@ -210,6 +221,31 @@ class TestEvents:
 
         assert events.calibrate(FakeGpu(clock), execute).executions >= 20
 
+    @pytest.mark.parametrize(
+        ("call", "compute", "bound"), [(1e-4, 1e-5, True), (8.9e-5, 1e-4, False), (0, 1e-3, False)]
+    )
+    def test_a_pair_that_the_host_cannot_fill_is_known(self, monkeypatch, call, compute, bound):
+        """A device that works through its queue while the host still fills it."""
+        monkeypatch.setattr(events, "PAIR_SECONDS", 0.002)
+        now = {"host": 0.0, "device": 0.0}
+        monkeypatch.setattr(events.time, "perf_counter", lambda: now["host"])
+
+        def execute():
+            now["host"] += call
+            now["device"] = max(now["device"], now["host"]) + compute
+
+        class Queue(FakeGpu):
+            def record(self):
+                now["device"] = max(now["device"], now["host"])
+                return now["device"]
+
+            def synchronize(self):
+                now["host"] = max(now["host"], now["device"])
+
+        pace = events.calibrate(Queue(), execute)
+        assert pace.queue_seconds == pytest.approx(call)
+        assert pace.call_bound is bound
+
     def test_warm_up(self, monkeypatch):
         monkeypatch.setattr(protocol, "WARMUP_SECONDS", 0.02)
         calls = []
@@ -302,8 +338,19 @@ class TestLayer:
         for found in facts["implementations"].values():
             assert found["kernels"] == ["fake_kernel"]
             assert (found["memory_standing"], found["max_memory_allocated"]) == (1000, 5000)
-            assert set(found["executions_per_pair"]) == {"s90", "s50"}
-        assert facts["implementations"]["sparse_column"]["plan"]["kernel"] == "column"
+            for name in ("executions_per_pair", "pace_seconds", "queue_seconds"):
+                assert set(found[name]) == {"s90", "s50"}
+            assert set(found["call_bound"]) <= {"s90", "s50"}
+        assert "stopped" not in facts
+        assert set(facts["mapping"]) == {"s90", "s50"}
+        for name, kernel in (("sparse", "paper"), ("sparse_column", "column")):
+            plans = facts["implementations"][name]["plans"]
+            assert {key: plan["kernel"] for key, plan in plans.items()} == {
+                "s90": kernel,
+                "s50": kernel,
+            }
+        for key, plan in facts["implementations"]["sparse"]["plans"].items():
+            assert plan["slices"] == facts["mapping"][key]["slices"]
         assert facts["machine"]["tf32"]["dense"] is True
         assert facts["machine"]["tf32"]["dense_fp32"] is False
         json.dumps(facts, allow_nan=False)
@@ -345,19 +392,22 @@ class TestLayer:
         assert {row["implementation"] for row in rows} == {"sparse", "dense"}
         assert set(facts["implementations"]) == {"sparse", "dense"}
         assert facts["skipped"] == {}
-        assert facts["mapping"]["slices"] in gpu_contenders.SLICES
+        assert facts["mapping"]["s50"]["slices"] in gpu_contenders.TRIED_SLICES
 
     @pytest.mark.parametrize("when", ["at first", "in a round"])
     def test_out_of_memory_is_a_reason_not_a_failure(self, gpu, monkeypatch, capsys, when):
         make = gpu_contenders._dense_execute
-        calls = []
+        rounds = []
+        burst = gpu_ceilings.Peak.burst
+        monkeypatch.setattr(
+            gpu_ceilings.Peak, "burst", lambda *given: rounds.append(1) or burst(*given)
+        )
 
         def failing(data, key, implementation, layout):
             execute = make(data, key, implementation, layout)
 
             def fail():
-                calls.append(1)
-                if when == "at first" or len(calls) > 60:
+                if when == "at first" or rounds:
                     raise RuntimeError(OUT_OF_MEMORY)
                 execute()
 
@@ -391,6 +441,44 @@ class TestLayer:
         ):
             measure(gpu)
 
+    def test_a_fault_of_this_program_is_none_of_the_devices(self, gpu):
+        gpu.fails["column"] = TypeError("conv2d() got an unexpected keyword argument")
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            measure(gpu)
+
+    def test_memory_is_given_back_after_the_failure(self, gpu, monkeypatch):
+        """Not while the error still holds tensors."""
+        handled = []
+        monkeypatch.setattr(gpu, "empty_cache", lambda: handled.append(sys.exc_info()[0]))
+        make = gpu_contenders._dense_execute
+
+        def failing(data, key, implementation, layout):
+            if implementation in ("dense_fp32", "dense_fp16"):
+                raise RuntimeError(OUT_OF_MEMORY)
+            return make(data, key, implementation, layout)
+
+        monkeypatch.setattr(gpu_contenders, "_dense_execute", failing)
+        assert set(measure(gpu)[1]["skipped"]) == {"dense_fp32", "dense_fp16"}
+        assert handled
+        assert set(handled) == {None}
+
+    def test_no_copies_of_an_input_stay_that_nobody_times(self, gpu, monkeypatch):
+        datas = []
+        make = gpu_contenders.LayerData
+
+        def keeping(*arguments):
+            datas.append(make(*arguments))
+            return datas[-1]
+
+        monkeypatch.setattr(gpu_contenders, "LayerData", keeping)
+        rows, _ = measure(gpu)
+        layouts = {row["implementation"]: row["layout"] for row in rows}
+        assert set(datas[0]._inputs) == {
+            ("nchw", torch.float32),
+            ("channels_last", torch.float32),
+            (layouts["dense_fp16"], torch.float16),
+        }
+
     def test_no_tf32_before_ampere(self, gpu):
         gpu.compute_capability = (5, 3)
         rows, facts = measure(gpu)
@@ -400,7 +488,14 @@ class TestLayer:
         assert "dense_tf32" not in {row["implementation"] for row in rows}
 
     def test_the_column_kernel_may_be_missing(self, gpu):
-        gpu.fails["column"] = ValueError("implementation: no tile of the column kernel")
+        plan = gpu.plan
+
+        def refusing(layer, packed, implementation, config=None):
+            if implementation == "column":
+                raise ValueError("implementation: no tile of the column kernel")
+            return plan(layer, packed, implementation, config)
+
+        gpu.plan = refusing
         facts = measure(gpu)[1]
         assert facts["skipped"] == {"sparse_column": "implementation: no tile of the column kernel"}
 
@@ -430,16 +525,40 @@ class TestLayer:
         assert facts["clocks_moved"] is None
         assert "whether they moved is not known" in capsys.readouterr().err
 
+    def test_a_state_of_an_idle_gpu_tells_nothing(self, gpu, capsys):
+        gpu.busy = False
+        gpu.states = [state(), state(), state(sm_clock_mhz=300.0, throttle_reasons=["power cap"])]
+        facts = measure(gpu)[1]
+        assert [one["under_load"] for one in facts["gpu_states"]] == [False] * 3
+        assert facts["clocks_moved"] is None
+        assert facts["throttled"] == []
+        assert "whether they moved is not known" in capsys.readouterr().err
+
+    def test_the_profiler_comes_after_the_rounds(self, gpu, monkeypatch):
+        order = []
+        kernels, rounds = gpu.kernels, gpu_layer.run_rounds
+        monkeypatch.setattr(
+            gpu, "kernels", lambda execute: order.append("profiler") or kernels(execute)
+        )
+        monkeypatch.setattr(
+            gpu_layer, "run_rounds", lambda *given: order.append("rounds") or rounds(*given)
+        )
+        measure(gpu)
+        assert order == ["rounds", *["profiler"] * len(IMPLEMENTATIONS)]
+
     def test_steady_clocks_are_nothing_to_say(self, gpu, capsys):
         measure(gpu)
         assert capsys.readouterr().err == ""
 
 
 class TestMapping:
-    def data(self, gpu, layer=LAYER):
-        weight = torch.from_numpy(make_weight(layer, 0.5, 1))
+    def data(self, gpu, layer=LAYER, sparsities=(0.5,)):
+        packed = {
+            f"s{round(100 * one)}": packedconv.pack(torch.from_numpy(make_weight(layer, one, 1)))
+            for one in sparsities
+        }
         image = torch.from_numpy(make_input(layer, 1))
-        return gpu_contenders.LayerData(gpu, layer, image, {"s50": packedconv.pack(weight)})
+        return gpu_contenders.LayerData(gpu, layer, image, packed)
 
     def test_the_fastest_is_chosen_and_all_trials_kept(self):
         clock = Clock()
@@ -449,17 +568,59 @@ class TestMapping:
             clock.now += {(8, 2, 4, 2): 1.0}.get(config, 1.0 + sum(config))
 
         gpu.sparse = sparse
-        mapping, facts = gpu_contenders.choose_mapping(self.data(gpu), 3)
-        assert mapping == (8, 2, 4, 2)
-        assert {name: facts[name] for name in gpu_contenders.MAPPING_FIELDS} == {
+        mappings, found = gpu_contenders.choose_mappings(self.data(gpu), 3)
+        assert mappings == {"s50": (8, 2, 4, 2)}
+        facts = found["s50"]
+        assert {name: facts[name] for name in samples_file.MAPPING_FIELDS} == {
             "col_per_warp": 8,
             "rows_per_thread": 2,
             "warps_per_block": 4,
             "slices": 2,
         }
-        assert len(facts["trials"]) == len(fake_gpu.MAPPINGS) * len(gpu_contenders.SLICES)
-        finalists = [trial for trial in facts["trials"] if len(trial["seconds"]) == 1 + 3]
+        assert len(facts["trials"]) == len(fake_gpu.MAPPINGS) * len(gpu_contenders.TRIED_SLICES)
+        assert all(trial["pace_seconds"] > 0 for trial in facts["trials"])
+        finalists = [trial for trial in facts["trials"] if len(trial["seconds"]) == 3]
         assert len(finalists) == gpu_contenders.FINALISTS
+
+    def test_every_sparsity_has_its_own(self):
+        clock = Clock()
+        gpu = FakeGpu(clock)
+        data = self.data(gpu, sparsities=(0.5, 0.9))
+        best = {data.packed["s50"].nnz: (8, 2, 4, 2), data.packed["s90"].nnz: (32, 4, 2, 1)}
+        run = []
+
+        def sparse(layer, input, packed, out, implementation, config=None):
+            clock.now += 1.0 if config == best[packed.nnz] else 2.0
+            run.append((packed.nnz, config))
+
+        gpu.sparse = sparse
+        mappings, facts = gpu_contenders.choose_mappings(data, 1)
+        assert mappings == {"s50": (8, 2, 4, 2), "s90": (32, 4, 2, 1)}
+        assert (facts["s50"]["slices"], facts["s90"]["slices"]) == (2, 1)
+        prepared = gpu_contenders.prepare_sparse(data, "sparse", "paper", mappings)
+        run.clear()
+        for contender in prepared.contenders.values():
+            contender.execute()
+        assert run == list(best.items())
+        plans = prepared.facts["plans"]
+        assert {key: plan["slices"] for key, plan in plans.items()} == {"s50": 2, "s90": 1}
+
+    @pytest.mark.parametrize("pairs", [1, 2])
+    def test_the_pair_that_set_the_pace_is_none_of_the_trials(self, pairs):
+        """A mapping that is fast but then falls off is not chosen for its first pair."""
+        clock = Clock()
+        gpu = FakeGpu(clock)
+        calls = []
+
+        def sparse(layer, input, packed, out, implementation, config=None):
+            calls.append(config)
+            early = calls.count(config) < 3
+            clock.now += 1.0 if config == (8, 2, 4, 1) or early else 5.0
+            clock.now -= 0.9 if config == (4, 8, 2, 1) and early else 0.0
+
+        gpu.sparse = sparse
+        mappings, _ = gpu_contenders.choose_mappings(self.data(gpu), pairs)
+        assert mappings["s50"] == (8, 2, 4, 1)
 
     def test_a_slow_first_pair_does_not_decide(self):
         """The choice is by the median of a finalist's pairs."""
@@ -473,7 +634,7 @@ class TestMapping:
             clock.now += 1.5 if best and calls.count(config) < 3 else 1.0 if best else 2.0
 
         gpu.sparse = sparse
-        assert gpu_contenders.choose_mapping(self.data(gpu), 5)[0] == (4, 8, 2, 1)
+        assert gpu_contenders.choose_mappings(self.data(gpu), 5)[0] == {"s50": (4, 8, 2, 1)}
 
     def test_what_does_not_fit_is_skipped_with_its_reason(self, gpu, monkeypatch):
         plan = gpu.plan
@@ -484,15 +645,15 @@ class TestMapping:
             return plan(layer, packed, implementation, config)
 
         monkeypatch.setattr(gpu, "plan", refusing)
-        mapping, facts = gpu_contenders.choose_mapping(self.data(gpu), 1)
-        assert mapping[0] != 4
-        reasons = [trial["skipped"] for trial in facts["trials"] if "skipped" in trial]
-        assert reasons == ["mapping: a tile too large"] * len(gpu_contenders.SLICES)
+        mappings, facts = gpu_contenders.choose_mappings(self.data(gpu), 1)
+        assert mappings["s50"][0] != 4
+        reasons = [trial["skipped"] for trial in facts["s50"]["trials"] if "skipped" in trial]
+        assert reasons == ["mapping: a tile too large"] * len(gpu_contenders.TRIED_SLICES)
 
     def test_no_mapping_at_all(self, gpu):
         gpu.fails["paper"] = RuntimeError("no kernel image")
         with pytest.raises(UnavailableError, match=r"no mapping .* runs: no kernel image"):
-            gpu_contenders.choose_mapping(self.data(gpu), 1)
+            gpu_contenders.choose_mappings(self.data(gpu), 1)
 
     def test_tf32_weight_has_an_alignment_of_its_own(self):
         weight = torch.rand(LAYER.weight_shape)
@@ -507,7 +668,7 @@ class TestMapping:
         gpu = FakeGpu()
         gpu.mappings = lambda: [tuple(mapping) for mapping in compiled]
         found = gpu_contenders.all_mappings(gpu)
-        assert len(found) == len(set(found)) == len(compiled) * len(gpu_contenders.SLICES)
+        assert len(found) == len(set(found)) == len(compiled) * len(gpu_contenders.TRIED_SLICES)
         assert {mapping[:3] for mapping in found} == {tuple(one[:3]) for one in compiled}
 
 
@@ -647,7 +808,7 @@ class TestCheck:
         assert len(self.rows(gpu)) == 22
         assert devices[:2] == [None, torch.device("cpu")]
 
-    def test_a_dense_setting_that_does_not_run_has_no_row(self, gpu, monkeypatch):
+    def test_a_dense_setting_that_does_not_run_has_no_row(self, gpu, monkeypatch, capsys):
         convolve = torch.nn.functional.conv2d
 
         def failing(input, weight, **arguments):
@@ -657,6 +818,39 @@ class TestCheck:
 
         monkeypatch.setattr(torch.nn.functional, "conv2d", failing)
         assert "dense_fp16" not in {row["implementation"] for row in self.rows(gpu)}
+        said = "layer oc8: no errors of dense_fp16: it failed at sparsity 0.9: no FP16 here\n"
+        assert capsys.readouterr().err == said
+
+    @pytest.mark.parametrize("call", [1, 2, 3, 4])
+    def test_a_dense_setting_has_all_of_its_rows_or_none(self, gpu, monkeypatch, capsys, call):
+        """Whichever of its two convolutions fails, at the first or the second sparsity."""
+        dense, calls = gpu_check._dense, []
+
+        def failing(layer, image, weight, implementation):
+            calls.extend([1] if implementation == "dense_fp32" else [])
+            if implementation == "dense_fp32" and len(calls) == call:
+                raise RuntimeError(OUT_OF_MEMORY)
+            return dense(layer, image, weight, implementation)
+
+        monkeypatch.setattr(gpu_check, "_dense", failing)
+        rows = self.rows(gpu)
+        assert len(rows) == 2 * (11 - 3)
+        assert "dense_fp32" not in {row["implementation"] for row in rows}
+        assert "dense_fp32" not in {row["reference"] for row in rows}
+        assert "no errors of dense_fp32: it failed at sparsity 0." in capsys.readouterr().err
+
+    def test_dense_settings_are_those_that_are_timed(self, gpu, monkeypatch):
+        convolve, seen = torch.nn.functional.conv2d, set()
+
+        def watching(input, weight, **arguments):
+            cudnn = torch.backends.cudnn
+            if input.dtype != torch.float64:
+                seen.add((cudnn.allow_tf32, cudnn.benchmark))
+            return convolve(input, weight, **arguments)
+
+        monkeypatch.setattr(torch.nn.functional, "conv2d", watching)
+        self.rows(gpu)
+        assert seen == {tuple(setting.switches) for setting in gpu_contenders.DENSE.values()}
 
 
 class TestCeilings:
@@ -689,13 +883,13 @@ class TestExperiments:
         run.bench()
         run.experiments()
         rows = samples_file.read_rows(run.path("ablation/oc8.csv"), samples_file.ABLATION_COLUMNS)
-        mappings = {tuple(int(row[name]) for name in gpu_contenders.MAPPING_FIELDS) for row in rows}
+        mappings = {tuple(int(row[name]) for name in samples_file.MAPPING_FIELDS) for row in rows}
         assert mappings == {
             (*mapping[:3], slices) for mapping in fake_gpu.MAPPINGS for slices in (1, 2, 4)
         }
         # The run has 0.9 and not 0.98.
         assert {row["sparsity"] for row in rows} == {"0.9"}
-        assert {row["pair"] for row in rows} == {"0", "1"}
+        assert {row["execution"] for row in rows} == {"0", "1"}
         facts = json.loads(pathlib.Path(run.path("ablation/oc8.json")).read_text())
         assert facts["clocks_moved"] is False
         assert facts["comparable"]["gpu"] == fake_gpu.TITLE
@@ -716,7 +910,8 @@ class TestExperiments:
         columns = samples_file.FIXED_COST_COLUMNS
         rows = samples_file.read_rows(run.path("fixed_cost/oc8.csv"), columns)
         timed = {(row["experiment"], row["implementation"], row["slices"]) for row in rows}
-        chosen = str(facts["mapping"]["slices"])
+        # At the lowest sparsity, whose nonzeros are thinned.
+        chosen = str(facts["mapping"]["s50"]["slices"])
         assert timed == {
             ("nonzeros", "sparse", chosen),
             ("nonzeros", "sparse_column", ""),
@@ -812,7 +1007,8 @@ class TestWhole:
         assert "dense: FP16" in text
         assert "\\begin{longtable}" in (stem / "contenders.tex").read_text()
         for name in ("ablation", "fixed_cost"):
-            render(f"figure_{name}.py", "--results", folder, "--out", f"{stem}/{name}.pdf")
+            out = f"{stem}/{name}.pdf"
+            render("figure_experiment.py", "--experiment", name, "--results", folder, "--out", out)
             for suffix in ("pdf", "png", "csv"):
                 assert (stem / f"{name}.{suffix}").stat().st_size > 0
         for name in ("fig5_speedup", "fig6_times", "fig7_measured_roofline", "fig8_errors"):
@@ -838,6 +1034,167 @@ class TestWhole:
         out = run.folder / "fig8.pdf"
         render("fig8_errors.py", "--results", str(run.folder), "--out", str(out))
         assert "0.001" not in out.with_suffix(".csv").read_text()
+
+    @pytest.mark.parametrize("side", ["sparse", "dense", "load"])
+    def test_what_was_timed_before_a_failure_is_kept(self, run, gpu, monkeypatch, side):
+        """The second round fails: the first one is in the archive, and nothing else is made."""
+        rounds = []
+        burst = gpu_ceilings.Peak.burst
+
+        def counting(*given):
+            rounds.append(1)
+            if side == "load" and len(rounds) == 2:
+                raise RuntimeError("the context is lost")
+            return burst(*given)
+
+        monkeypatch.setattr(gpu_ceilings.Peak, "burst", counting)
+        for name in ("sparse_execute", "_dense_execute"):
+            make = getattr(gpu_contenders, name)
+
+            def failing(data, key, one, *more, make=make):
+                execute = make(data, key, one, *more)
+
+                def fail():
+                    if len(rounds) == 2:
+                        raise RuntimeError("the context is lost")
+                    execute()
+
+                return fail if one == {"sparse": "paper"}.get(side, side) else execute
+
+            monkeypatch.setattr(gpu_contenders, name, failing)
+        what = "the load between rounds" if side == "load" else side
+        match = rf"layer oc8: {what} cannot be timed on .*the context is lost; .*is kept in (\S+), "
+        with pytest.raises(DeviceError, match=match) as caught:
+            run.bench()
+        assert not (run.folder / "bench" / "oc8.csv").exists()
+        assert not (run.folder / "bench" / "oc8.json").exists()
+        samples, facts = sorted((run.folder / "bench" / "archive").iterdir())
+        assert str(samples) in str(caught.value)
+        assert str(facts) in str(caught.value)
+        rows = samples_file.read_rows(str(samples), samples_file.SAMPLE_COLUMNS)
+        first = [row for row in rows if row["round"] == "0"]
+        assert len(first) == len(IMPLEMENTATIONS) * 2 * 3
+        content = json.loads(facts.read_text())
+        assert "the context is lost" in content["stopped"]
+        assert content["samples_sha256"] == samples_file.text_sha256(samples.read_text())
+        assert set(content["mapping"]) == {"s90", "s50"}
+
+    def test_rounds_that_are_whole_outlive_the_load_after_them(self, run, monkeypatch):
+        bursts = []
+        burst = gpu_ceilings.Peak.burst
+
+        def failing(*given):
+            bursts.append(1)
+            if len(bursts) == 3:
+                raise RuntimeError("the context is lost")
+            return burst(*given)
+
+        monkeypatch.setattr(gpu_ceilings.Peak, "burst", failing)
+        with pytest.raises(DeviceError, match=r"the load between rounds .*is kept in"):
+            run.bench()
+        samples, _ = sorted((run.folder / "bench" / "archive").iterdir())
+        rows = samples_file.read_rows(str(samples), samples_file.SAMPLE_COLUMNS)
+        assert len(rows) == len(IMPLEMENTATIONS) * 2 * 2 * 3
+
+    def test_an_archive_that_cannot_be_written_is_said(self, run, gpu, monkeypatch):
+        (run.folder / "bench").mkdir()
+        (run.folder / "bench" / "archive").write_text("in the way")
+        monkeypatch.setattr(
+            gpu_ceilings.Peak, "burst", lambda *given: (_ for _ in ()).throw(RuntimeError("lost"))
+        )
+        with pytest.raises(DeviceError, match=r"lost; .*; what had been timed could not be kept"):
+            run.bench()
+
+    def test_the_state_before_and_after_the_ceilings(self, run):
+        run.ceilings()
+        facts = json.loads(pathlib.Path(run.path("ceilings.json")).read_text())
+        assert facts["before"]["gpu"] == facts["after"]["gpu"] == state()
+
+    def test_the_clocks_stand_in_captions(self, run, gpu, tmp_path, monkeypatch):
+        monkeypatch.setattr("packedconv.collect.STEADY_SHARE", 0.0)
+        gpu.states = [state(throttle_reasons=["power cap"])]
+        run.check()
+        run.ceilings()
+        run.bench()
+        run.collect()
+        gpu.states = [state(sm_clock_mhz=None)]
+        run.experiments()
+        results = Results.load(run.folder)
+        slowed = "The GPU was slowed by power cap while oc8 was timed."
+        text = contenders_table.preamble(results)
+        assert slowed in text
+        assert re.search(r"2 rounds of 3 executions, .* each the mean over a pair of events", text)
+        assert slowed in captions.measurement(results)
+        unknown = "Clocks unknown: nothing tells whether they moved for oc8."
+        for load, draw in (
+            (load_ablation, ablation_figure),
+            (load_fixed_cost, fixed_cost_figure),
+        ):
+            figure = draw(load(run.folder))
+            text = " ".join(" ".join(one.get_text() for one in figure.texts).split())
+            assert unknown in text
+            assert slowed not in text
+
+    def test_calls_that_were_timed_are_marked(self, run, monkeypatch):
+        monkeypatch.setattr("packedconv.collect.STEADY_SHARE", 0.0)
+        run.check()
+        run.ceilings()
+        run.bench()
+        run.collect()
+        results = Results.load(run.folder)
+        found = results.facts["oc8"]["implementations"]
+        for name in found:
+            found[name]["call_bound"] = ["s50"] if name == "dense_fp32" else []
+        del found["dense_tf32"]["call_bound"]
+        table = contenders_table.contenders(results)
+        marked = table[table["call_bound"].fillna(False)]
+        assert list(zip(marked["implementation"], marked["sparsity"], strict=True)) == [
+            ("dense_fp32", 0.5)
+        ]
+        assert table.loc[table["implementation"] == "dense_tf32", "call_bound"].isna().all()
+        (shown, *_) = contenders_table.shown(table)
+        stars = shown.frame["ms"].str.endswith("*")
+        assert list(shown.frame.loc[stars, "Contender"]) == ["dense: FP32"]
+
+    def test_each_layer_has_its_own_reference(self, run, gpu, monkeypatch):
+        run.check()
+        columns = samples_file.ERROR_COLUMNS
+        errors = pd.DataFrame(samples_file.read_rows(run.path("check/oc8.csv"), columns))
+        default = errors[~errors["reference"].eq("dense_fp32")].assign(layer="oc4")
+        found = against_dense(pd.concat([default, errors]))
+        assert set(zip(found["layer"], found["reference"], strict=True)) == {
+            ("oc4", "dense"),
+            ("oc8", "dense_fp32"),
+        }
+        assert len(found) == 8
+        fp32 = errors.index[errors["reference"] == "dense_fp32"]
+        with pytest.raises(ValueError, match=r"layer oc8: expected 4 against dense_fp32, .* got 3"):
+            against_dense(errors.drop(fp32[0]))
+
+    def test_figure_8_says_what_it_is_against(self, run, monkeypatch):
+        monkeypatch.setattr("packedconv.collect.STEADY_SHARE", 0.0)
+        run.check()
+        run.ceilings()
+        run.bench()
+        run.collect()
+        script = runpy.run_path(str(ROOT / "scripts" / "fig8_errors.py"))
+
+        def lines():
+            source = argparse.Namespace(results=[Results.load(run.folder)])
+            return " ".join(script["references"](source))
+
+        assert "algorithm was benchmarked anew" in lines()
+        assert "against PyTorch's default" not in lines()
+        path = pathlib.Path(run.path("errors.csv"))
+        path.write_text(
+            "".join(
+                line
+                for line in path.read_text().splitlines(True)
+                if ",sparse,dense_fp32," not in line
+            )
+        )
+        assert "OC 8: against PyTorch's default, which allows TF32" in lines()
+        assert "anew" not in lines()
 
     def test_a_second_bench_keeps_the_first(self, run, capsys):
         run.bench()
@@ -870,6 +1227,157 @@ class TestWhole:
         results.settings["device"]["kind"] = "cpu"
         with pytest.raises(ValueError, match="expected those of a GPU"):
             contenders_table.contenders(results)
+
+
+class TestExperimentFiles:
+    """What is drawn was measured whole, and like the contenders that it stands beside."""
+
+    def write(self, folder):
+        """A run of two layers with experiments."""
+        other = LAYER._replace(name="oc4", out_channels=4)
+        settings = changed(layers=[dict(LAYER._asdict()), dict(other._asdict())])
+        (folder / "bench").mkdir(parents=True)
+        (folder / "settings.json").write_text(json.dumps(validate_settings(settings)))
+        alike = {"settings_hash": "a", "stamp": {"sha256": "b"}, "comparable": {"gpu": "c"}}
+        for layer in (LAYER, other):
+            (folder / "bench" / f"{layer.name}.json").write_text(json.dumps(alike))
+            base = {
+                **{"device": "a100-sxm4-40gb", "run": "test", "layer": layer.name},
+                **{"out_channels": layer.out_channels, "nonzeros": 10, "slices": 2},
+            }
+            timed = {"executions_per_pair": 3, "execution": 0, "seconds": "0.001"}
+            rows = {
+                "ablation": {"sparsity": 0.9, **dict.fromkeys(samples_file.MAPPING_FIELDS, 2)},
+                "fixed_cost": {"experiment": "slices", "implementation": "sparse"},
+            }
+            for name, columns in COLUMNS_OF.items():
+                text = samples_file.format_csv(
+                    [
+                        {**base, **rows[name], **timed},
+                        {**base, **rows[name], **timed, "execution": 1, "seconds": "0.003"},
+                        {**base, **rows[name], "slices": 4, "skipped": "does not fit"},
+                    ],
+                    columns,
+                )
+                facts = {
+                    **alike,
+                    "rows_sha256": samples_file.text_sha256(text),
+                    "layer": layer._asdict(),
+                    "clocks_moved": False,
+                }
+                (folder / name).mkdir(exist_ok=True)
+                (folder / name / f"{layer.name}.csv").write_text(text)
+                (folder / name / f"{layer.name}.json").write_text(json.dumps(facts))
+
+    @pytest.fixture(params=["ablation", "fixed_cost"])
+    def part(self, request, tmp_path):
+        """A run to spoil: its folder, that of an experiment, and the loader of it."""
+        folder = tmp_path / "a100-sxm4-40gb" / "test"
+        self.write(folder)
+        load = {"ablation": load_ablation, "fixed_cost": load_fixed_cost}[request.param]
+        return folder, folder / request.param, lambda: load(folder)
+
+    def rewrite(self, folder, change, digest=True):
+        """Change the text of a layer's rows; with `digest` the facts go along."""
+        path = folder / "oc8.csv"
+        text = change(path.read_text())
+        assert text != path.read_text()
+        path.write_text(text)
+        if digest:
+            self.tell(folder / "oc8.json", rows_sha256=samples_file.text_sha256(text))
+
+    def tell(self, path, **values):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    def test_whole(self, part):
+        _, _, load = part
+        table = load().table
+        assert list(table["out_channels"]) == [4, 4, 8, 8]
+        assert list(table["slices"]) == [2, 4] * 2
+        assert list(table["seconds"][::2]) == [0.002] * 2
+        assert list(table["executions"]) == [2, 0] * 2
+        assert list(table["skipped"][1::2]) == ["does not fit"] * 2
+        assert table["skipped"][::2].isna().all()
+
+    def test_a_missing_layer(self, part):
+        _, folder, load = part
+        (folder / "oc4.csv").unlink()
+        with pytest.raises(
+            ValueError,
+            match=r"layer oc4: expected its times, got none; measure it on the GPU: snakemake .*"
+            r"/oc4\.csv --config device=a100-sxm4-40gb",
+        ):
+            load()
+
+    def test_a_layer_left_over(self, part):
+        _, folder, load = part
+        shutil.copy(folder / "oc4.csv", folder / "oc99.csv")
+        with pytest.raises(
+            ValueError, match=r"oc99\.csv: .*left over from other settings: move it"
+        ):
+            load()
+
+    @pytest.mark.parametrize(
+        ("change", "match"),
+        [
+            (lambda text: text.replace("a100-sxm4-40gb", "h200"), r"device: expected .*got .'h200"),
+            (lambda text: text.replace(",test,", ",other,"), r"run: expected .'test'.*got .'other"),
+            (lambda text: text.replace(",oc8,8,", ",oc4,8,"), r"layer: expected .'oc8'.*'oc4'"),
+            (lambda text: text.replace(",oc8,8,", ",oc8,9,"), r"out_channels: expected .8."),
+            (lambda text: text.replace("0.001", "0"), "seconds: expected positive values, got 0"),
+            (lambda text: text.replace("0.001", "-1e-3"), "seconds: expected positive values"),
+            (lambda text: text.replace("0.001", "nan"), "seconds in line 2: expected a finite"),
+            (lambda text: text.replace("0.001", ""), "seconds: expected a value, or why"),
+            (lambda text: text.replace("does not fit", ""), "seconds: expected a value, or why"),
+            (lambda text: text.replace("executions_per_pair", "n"), "columns: expected device"),
+        ],
+    )
+    def test_rows_that_are_wrong(self, part, change, match):
+        _, folder, load = part
+        self.rewrite(folder, change)
+        with pytest.raises(ValueError, match=rf"oc8\.csv: {match}.*; .*(measure|settings)"):
+            load()
+
+    def test_rows_of_another_measurement(self, part):
+        _, folder, load = part
+        self.rewrite(folder, lambda text: text.replace("0.001", "0.002"), digest=False)
+        with pytest.raises(ValueError, match=r"expected the rows that oc8\.json belongs to.*again"):
+            load()
+
+    def test_facts_of_another_shape(self, part):
+        _, folder, load = part
+        self.tell(folder / "oc8.json", layer=LAYER._replace(batch=7)._asdict())
+        with pytest.raises(ValueError, match=r"oc8\.json: layer: expected .*'batch': 2"):
+            load()
+
+    def test_facts_that_are_missing(self, part):
+        _, folder, load = part
+        (folder / "oc8.json").unlink()
+        with pytest.raises(FileNotFoundError, match=r"oc8\.json"):
+            load()
+
+    @pytest.mark.parametrize("key", ["settings_hash", "stamp", "comparable"])
+    @pytest.mark.parametrize("both", [False, True], ids=["of the layer", "of the layers"])
+    def test_measured_otherwise_than_the_contenders(self, part, key, both):
+        results, folder, load = part
+        self.tell(folder / "oc8.json", **{key: "other"})
+        if both:
+            self.tell(folder / "oc4.json", **{key: "other"})
+        with pytest.raises(
+            ValueError, match=rf"{key}: expected .* as in bench/oc8\.json, got other"
+        ):
+            load()
+        # As its own contenders, but not as the first layer.
+        self.tell(results / "bench" / "oc8.json", **{key: "other"})
+        match = "bench/oc4" if both else f"{folder.name}/oc8"
+        with pytest.raises(ValueError, match=rf"oc4\.json: {key}: expected .* as in {match}\.json"):
+            load()
+
+    def test_without_the_contenders(self, part):
+        results, _, load = part
+        (results / "bench" / "oc8.json").unlink()
+        with pytest.raises(FileNotFoundError, match=r"bench/oc8\.json"):
+            load()
 
 
 class TestFind:

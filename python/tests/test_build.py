@@ -280,8 +280,8 @@ def bare_machine(tmp_path):
     shutil.copy(ROOT / "scripts" / "measure_here.sh", tmp_path / "scripts")
     results = tmp_path / "results" / "tegra-x1" / "paper"
     results.mkdir(parents=True)
-    layers = [{"name": "oc32"}, {"name": "oc40"}]
-    (results / "settings.json").write_text(json.dumps({"layers": layers}))
+    settings = {"device": {"kind": "cuda"}, "layers": [{"name": "oc32"}, {"name": "oc40"}]}
+    (results / "settings.json").write_text(json.dumps(settings))
     interpreter = tmp_path / "python3"
     interpreter.write_text(
         f"#!{sys.executable}\n"
@@ -327,14 +327,42 @@ def test_a_run_without_the_workflow(bare_machine):
         *layers,
         ("ceilings", None),
         *(("bench", "oc32"), ("bench", "oc40")),
+        *((name, "oc32") for name in ("ablation", "fixed_cost")),
+        *((name, "oc40") for name in ("ablation", "fixed_cost")),
     ]
     made = {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
     assert made == {
         *("settings.json", "ceilings.csv", "ceilings.json"),
         *(f"weights/{layer}.{kind}" for layer in ("oc32", "oc40") for kind in ("npz", "json")),
         *(f"check/{layer}.csv" for layer in ("oc32", "oc40")),
-        *(f"bench/{layer}.{kind}" for layer in ("oc32", "oc40") for kind in ("csv", "json")),
+        *(
+            f"{step}/{layer}.{kind}"
+            for step in ("bench", "ablation", "fixed_cost")
+            for layer in ("oc32", "oc40")
+            for kind in ("csv", "json")
+        ),
     }
+
+
+@pytest.mark.parametrize(
+    "changes", [{"device": {"kind": "cpu"}}, {"contenders": "paper-protocol"}], ids=str
+)
+def test_experiments_are_about_all_contenders_of_a_gpu(bare_machine, changes):
+    measure, results = bare_machine
+    settings = json.loads((results / "settings.json").read_text())
+    (results / "settings.json").write_text(json.dumps({**settings, **changes}))
+    status, calls = measure()
+    assert status == 0
+    assert not {"ablation", "fixed_cost"} & {name for name, _ in calls}
+    assert not (results / "ablation").exists()
+
+
+def test_another_mapping_is_another_fixed_cost(bare_machine):
+    measure, _ = bare_machine
+    measure()
+    # What stands in for bench.py writes its facts again.
+    again = ["stamp", "bench", "bench", "fixed_cost", "fixed_cost"]
+    assert [name for name, _ in measure()[1]] == again
 
 
 def test_the_scripts_know_the_options(bare_machine):
@@ -360,7 +388,8 @@ def test_a_killed_run_goes_on(bare_machine):
     status, calls = measure()
     assert status == 0
     # bench.py knows by itself what has been measured.
-    assert [name for name, _ in calls] == ["stamp", "bench", "bench"]
+    experiments = ["ablation", "fixed_cost"]
+    assert [name for name, _ in calls] == ["stamp", "bench", "bench", *experiments, *experiments]
     # Another build: nothing that depends on it is kept.
     (results.parents[2] / "build" / "extension.json").write_text("of another build")
     os.utime(results / "settings.json", (0, 0))

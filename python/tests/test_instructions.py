@@ -10,7 +10,7 @@ import sys
 import pandas as pd
 import pytest
 
-from packedconv.evidence import instructions, sass
+from packedconv.evidence import instructions, nvrtc, sass
 from packedconv.evidence.tabular import write_table
 from packedconv.script import CheckError
 
@@ -369,10 +369,21 @@ def test_the_script_renders_without_tools(no_tools, tmp_path, monkeypatch):
 
 def test_without_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setattr(instructions, "find_nvcc", lambda: None)
-    monkeypatch.setattr(instructions, "_installed", lambda package: False)
+    monkeypatch.setattr(nvrtc.importlib.metadata, "files", lambda package: None)
     for architecture, words in ((80, "set CUDACXX"), (53, "pip install nvidia-cuda-nvrtc-cu11")):
         with pytest.raises(instructions.MissingToolError, match=words):
             instructions.compile_kernels(ROOT, architecture, str(tmp_path / "cubin"))
+
+
+def test_source_that_nvrtc_refuses_is_a_fault(monkeypatch, tmp_path):
+    def refused(architecture):
+        raise nvrtc.CompilationError("nvrtcCompileProgram: 6\nconv2d.cu(3): error: out of luck")
+
+    monkeypatch.setattr(instructions, "find_nvcc", lambda: None)
+    monkeypatch.setattr(nvrtc, "compile_kernels", refused)
+    monkeypatch.setattr(nvrtc, "version", lambda: "NVRTC 11.8.89")
+    with pytest.raises(CheckError, match=r"NVRTC 11\.8\.89 failed for sm_53: .*\n.*out of luck"):
+        instructions.compile_kernels(ROOT, 53, str(tmp_path / "cubin"))
 
 
 def test_an_older_or_newer_disassembler_is_looked_for(monkeypatch, tmp_path):

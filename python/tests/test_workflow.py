@@ -99,6 +99,61 @@ class Checkout:
         }
 
 
+MEASURING = {"weights", "check", "ceilings", "bench", "ablation", "fixed_cost", "collect"}
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory):
+    """A checkout with results of a GPU that it does not have, as rsync and collect.py leave
+    them; their content is of no matter to a plan."""
+    checkout = Checkout(tmp_path_factory.mktemp("brought") / "packedconv")
+    results = checkout.folder / "results" / "tegra-x1" / RUN
+    made = checkout.run(f"results/tegra-x1/{RUN}/settings.json", "--config", "device=tegra-x1")
+    assert made.returncode == 0, made.stdout
+    for step, suffix in itertools.product(("bench", "ablation", "fixed_cost"), ("csv", "json")):
+        (results / step).mkdir(exist_ok=True)
+        for layer in ("oc8", "oc12"):
+            (results / step / f"{layer}.{suffix}").write_text("")
+    for name in ("samples.csv", "errors.csv", "peaks.json"):
+        (results / name).write_text("")
+    # As old as what came from elsewhere may be.
+    for path in results.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    return checkout
+
+
+@pytest.mark.parametrize("options", [[], ["--config", "device=tegra-x1"]], ids=["cpu", "brought"])
+@pytest.mark.parametrize(
+    ("target", "rule"),
+    [
+        *(("tegra-x1/contenders.csv", "contenders"), ("tegra-x1/fig5.pdf", "device_figure")),
+        *((f"tegra-x1/{name}.pdf", "experiment_figure") for name in ("ablation", "fixed_cost")),
+    ],
+)
+def test_results_that_were_brought_are_only_read(brought, target, rule, options):
+    assert brought.planned_rules(f"figures/{RUN}/{target}", *options) == {rule}
+
+
+def test_what_is_asked_of_the_device_that_was_brought(brought):
+    option = ("--config", "device=tegra-x1")
+    for target, rule in (("claims.csv", "claims"), ("fig5b.pdf", "panel"), ("fig8b.pdf", "panel")):
+        assert brought.planned_rules(f"figures/{RUN}/{target}", *option) == {rule}
+    for target in ("table6.csv", "fig3.pdf"):
+        assert not MEASURING & brought.planned_rules(f"figures/{RUN}/{target}", *option)
+    # Seconds of the workflow's own steps, which others did not make.
+    assert brought.planned_rules(f"figures/{RUN}/table5.csv", *option) >= MEASURING
+    # On the device the workflow itself has collected, and measures what is out of date.
+    times = brought.folder / "results" / "tegra-x1" / RUN / "times"
+    times.mkdir(exist_ok=True)
+    (times / "collect.tsv").write_text("")
+    try:
+        assert MEASURING - {"ablation", "fixed_cost"} <= brought.planned_rules(
+            f"figures/{RUN}/claims.csv", *option
+        )
+    finally:
+        (times / "collect.tsv").unlink()
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A checkout where everything has been made."""

@@ -75,6 +75,10 @@ class Accelerator:
         """Seconds between two events that have passed."""
         return begin.elapsed_time(end) / 1e3
 
+    def pending(self, event: typing.Any) -> bool:
+        """Whether the work before an event is still going on."""
+        return not event.query()
+
     def synchronize(self) -> None:
         """Wait for all that is queued. Raises RuntimeError for an error of any of it.
 

@@ -97,15 +97,7 @@ def check_layer(
         original = torch.from_numpy(array)
         packed = pack_quietly(original)
         rounded = packed.unpack()
-        base = {
-            "device": device,
-            "run": run,
-            "layer": layer.name,
-            "in_channels": layer.in_channels,
-            "out_channels": layer.out_channels,
-            "sparsity": sparsity,
-            "nonzeros": packed.nnz,
-        }
+        base = base_row(device, run, layer, sparsity, packed.nnz)
         with torch.no_grad():
             sparse = convolve(image, packed, layer)
             exact = compare_with_float64(sparse, layer, image, rounded)
@@ -123,6 +115,19 @@ def check_layer(
         ):
             rows.append(dict(base, **dict(zip(ERROR_COLUMNS[-5:], values))))
     return rows
+
+
+def base_row(device: str, run: str, layer: Layer, sparsity: float, nonzeros: int) -> Row:
+    """What all rows of a layer at a sparsity have in the check file."""
+    return {
+        "device": device,
+        "run": run,
+        "layer": layer.name,
+        "in_channels": layer.in_channels,
+        "out_channels": layer.out_channels,
+        "sparsity": sparsity,
+        "nonzeros": nonzeros,
+    }
 
 
 def _sparse(image: torch.Tensor, packed: "packedconv.PackedWeight", layer: Layer) -> torch.Tensor:

@@ -4,7 +4,7 @@ import typing
 
 import torch
 
-from packedconv.bench import events
+from packedconv.bench import events, gpu_state
 from packedconv.bench.gpu_contenders import Switches, switched
 
 TRIALS = 5
@@ -33,8 +33,11 @@ class Peak:
         with switched(Switches(False, False)):
             self._pace = events.calibrate(accelerator, self._multiply)
 
-    def burst(self, meanwhile: typing.Optional[typing.Callable[[], None]] = None) -> float:
-        """FLOP/s of products over BURST_SECONDS; `meanwhile` is called while they run."""
+    def burst(self, states: typing.Optional[typing.List[gpu_state.State]] = None) -> float:
+        """FLOP/s of products over BURST_SECONDS, during which the GPU's state is read.
+
+        It is added to `states`, with under_load False where the products had ended by then.
+        """
         accelerator = self._accelerator
         count = max(1, round(BURST_SECONDS / max(self._pace.seconds, 1e-6)))
         with switched(Switches(False, False)):
@@ -42,8 +45,9 @@ class Peak:
             for _ in range(count):
                 self._multiply()
             end = accelerator.record()
-            if meanwhile is not None:
-                meanwhile()
+            if states is not None:
+                state = accelerator.state()
+                states.append(dict(state, under_load=accelerator.pending(end)))
             accelerator.synchronize()
         return 2.0 * self.size**3 * count / accelerator.elapsed(begin, end)
 

@@ -1,5 +1,6 @@
 """Correctness on a GPU before timing: both kernels, every mapping, against float64."""
 
+import sys
 import typing
 
 import numpy as np
@@ -7,9 +8,22 @@ import torch
 
 import packedconv
 from packedconv.bench.accelerator import first_line, is_out_of_memory
-from packedconv.bench.check import Comparison, compare_with_float64, require_within_bound
+from packedconv.bench.check import (
+    Comparison,
+    base_row,
+    compare_with_float64,
+    require_within_bound,
+)
 from packedconv.bench.contenders import pack_quietly
-from packedconv.bench.gpu_contenders import DENSE, all_mappings, convert, switched
+from packedconv.bench.gpu_contenders import (
+    DENSE,
+    FAILURES,
+    all_mappings,
+    convert,
+    dense_weight,
+    reason_of,
+    switched,
+)
 from packedconv.layer import Layer
 from packedconv.samples_file import ERROR_COLUMNS
 from packedconv.script import CheckError
@@ -31,30 +45,25 @@ def check_layer(
     default mapping), "sparse_column", and each dense setting; and "sparse" with "dense"
     (PyTorch's default, TF32 allowed) and with "dense_fp32", on the packed weight (what
     summation order does, and TF32 where it was used) and on the original one (what rounding
-    weights to FP16 adds). What does not run has no rows; "sparse" and "dense" must.
+    weights to FP16 adds). Dense settings are the timed ones, benchmarking included, but it
+    picks the algorithm anew, and of several layouts the last is used. A setting that fails at
+    any sparsity has no rows at all, and stderr says why; "sparse" and "dense" must run.
     At the first and the last sparsity every mapping that a measurement may choose is compared
     as well, on the first image.
     Raises CheckError when an output of a sparse kernel leaves its bound, or a mapping that
-    fits does not run. The dense side is
-    not this project's to fail: its fraction is in the rows.
+    fits does not run. The dense side is not this project's to fail: its fraction is in the
+    rows.
     """
     image = torch.from_numpy(input).to(accelerator.device)
     sparsities = list(weights)
     rows = []
+    missing = {}  # type: typing.Dict[str, str]
     for sparsity, array in weights.items():
         original = torch.from_numpy(array)
         packed = pack_quietly(original)
         rounded = packed.unpack().to(accelerator.device)
         original = original.to(accelerator.device)
-        base = {
-            "device": device,
-            "run": run,
-            "layer": layer.name,
-            "in_channels": layer.in_channels,
-            "out_channels": layer.out_channels,
-            "sparsity": sparsity,
-            "nonzeros": packed.nnz,
-        }
+        base = base_row(device, run, layer, sparsity, packed.nnz)
         found = []  # type: typing.List[typing.Tuple]
         with torch.no_grad():
             sparse = _sparse(accelerator, layer, image, packed, "paper")
@@ -64,24 +73,47 @@ def check_layer(
             column = _column_row(accelerator, layer, sparsity, image, packed, rounded)
             found += [column] if column else []
             for implementation in DENSE:
+                if implementation in missing:
+                    continue
                 try:
-                    dense = _dense(layer, image, rounded, implementation)
-                    compared = _compare(dense, layer, image, rounded)
-                    found.append(_exact_row(implementation, compared))
-                    if implementation in ("dense", "dense_fp32"):
-                        found.append(_difference_row(sparse, dense, implementation, "packed"))
-                        del dense
-                        dense = _dense(layer, image, original, implementation)
-                        found.append(_difference_row(sparse, dense, implementation, "original"))
-                    del dense
-                except (RuntimeError, MemoryError):
+                    found += _dense_rows(layer, image, rounded, original, sparse, implementation)
+                except FAILURES as error:
                     if implementation == "dense":
                         raise
+                    missing[implementation] = reason_of(error)
+                    print(
+                        f"layer {layer.name}: no errors of {implementation}: it failed at "
+                        f"sparsity {sparsity}: {missing[implementation]}",
+                        file=sys.stderr,
+                    )
                 accelerator.empty_cache()
             if sparsity in (sparsities[0], sparsities[-1]):
                 _check_mappings(accelerator, layer, sparsity, image, packed, rounded)
         rows += [dict(base, **dict(zip(ERROR_COLUMNS[-5:], values))) for values in found]
-    return rows
+    return [
+        row
+        for row in rows
+        if row["implementation"] not in missing and row["reference"] not in missing
+    ]
+
+
+def _dense_rows(
+    layer: Layer,
+    image: torch.Tensor,
+    rounded: torch.Tensor,
+    original: torch.Tensor,
+    sparse: torch.Tensor,
+    implementation: str,
+) -> typing.List[typing.Tuple]:
+    """All rows that a dense setting has at a sparsity."""
+    dense = _dense(layer, image, rounded, implementation)
+    found = [_exact_row(implementation, _compare(dense, layer, image, rounded))]
+    if implementation in ("dense", "dense_fp32"):
+        found.append(_difference_row(sparse, dense, implementation, "packed"))
+        del dense
+        dense = _dense(layer, image, original, implementation)
+        found.append(_difference_row(sparse, dense, implementation, "original"))
+    return found
 
 
 def _check_mappings(
@@ -150,11 +182,10 @@ def _dense(
 ) -> torch.Tensor:
     setting = DENSE[implementation]
     layout = setting.layouts[-1]
-    # Not benchmarked: that takes memory, and another algorithm is not more exact.
-    with switched(setting.switches._replace(benchmark=False)):
+    with switched(setting.switches):
         output = torch.nn.functional.conv2d(
             convert(image, layout, setting.dtype),
-            convert(weight, layout, setting.dtype),
+            dense_weight(weight, implementation, layout),
             stride=layer.stride,
             padding=layer.padding,
         )

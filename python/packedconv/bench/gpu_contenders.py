@@ -11,17 +11,23 @@ from packedconv.bench import events
 from packedconv.bench.accelerator import Mapping, SparsePlan, first_line, is_out_of_memory
 from packedconv.bench.contenders import UnavailableError
 from packedconv.layer import Layer
+from packedconv.samples_file import MAPPING_FIELDS
 
 # Slices of the output channels along grid z, a value at run time, that each compiled mapping
 # is tried with.
-SLICES = (1, 2, 4)
-MAPPING_FIELDS = ("col_per_warp", "rows_per_thread", "warps_per_block", "slices")
+TRIED_SLICES = (1, 2, 4)
 # Mappings that are timed again after the first trial of all.
 FINALISTS = 8
+# What keeps a contender from running: the device or its memory. Anything else is a fault of
+# this program, and ends it.
+FAILURES = (RuntimeError, MemoryError)
 # A copy in the rotation may take no more than this share of the memory that is left.
 _ROTATION_MEMORY_SHARE = 0.25
 
 Facts = typing.Dict[str, typing.Any]
+# Layout and type of an input.
+Form = typing.Tuple[str, torch.dtype]
+PLAIN = ("nchw", torch.float32)
 
 
 class Switches(typing.NamedTuple):
@@ -46,9 +52,10 @@ class GpuContender(typing.NamedTuple):
 
 
 class Prepared(typing.NamedTuple):
-    """A contender for every sparsity key, and the facts of it."""
+    """A contender for every sparsity key, the form of its input, and the facts of it."""
 
     contenders: typing.Dict[str, GpuContender]
+    form: Form
     facts: Facts
 
 
@@ -91,11 +98,12 @@ class LayerData:
         self.image = image.to(accelerator.device)
         self.out = torch.zeros(layer.output_shape, device=accelerator.device)
         self.weights = {key: packed[key].unpack().to(accelerator.device) for key in packed}
-        self._inputs = {}  # type: typing.Dict[typing.Tuple[str, torch.dtype], typing.List]
+        self._inputs = {}  # type: typing.Dict[Form, typing.List]
+        self._rotation = {}  # type: typing.Dict[str, int]
 
     @property
     def first_key(self) -> str:
-        """The sparsity that trials are made at: the first of the settings."""
+        """The first sparsity of the settings: layouts are tried and kernels named at it."""
         return next(iter(self.packed))
 
     def inputs(self, layout: str = "nchw", dtype: torch.dtype = torch.float32) -> typing.List:
@@ -109,15 +117,20 @@ class LayerData:
             while len(copies) < min(wanted, 1 + room):
                 copies.append(first.clone(memory_format=torch.preserve_format))
             self._inputs[layout, dtype] = copies
+            self._rotation[f"{layout} {str(dtype).split('.')[-1]}"] = len(copies)
         return self._inputs[layout, dtype]
 
+    def keep_inputs(self, forms: typing.Iterable[Form]) -> None:
+        """Drop copies of all other forms; memory of those that nobody holds is given back."""
+        wanted = set(forms)
+        for form in set(self._inputs) - wanted:
+            del self._inputs[form]
+        self.accelerator.empty_cache()
+
     def rotation(self) -> Facts:
-        """Number and bytes of the copies of the input, by layout and type."""
+        """Number of copies of the input that went round, by layout and type."""
         return {
-            "copies": {
-                f"{layout} {str(dtype).split('.')[-1]}": len(copies)
-                for (layout, dtype), copies in self._inputs.items()
-            },
+            "copies": dict(self._rotation),
             "l2_bytes": self.accelerator.l2_bytes,
             "factor": events.ROTATION_FACTOR,
         }
@@ -147,7 +160,7 @@ def convert(tensor: torch.Tensor, layout: str, dtype: torch.dtype) -> torch.Tens
 
 def all_mappings(accelerator: typing.Any) -> typing.List[Mapping]:
     """Mappings of the ablation: every compiled one with every number of slices."""
-    return [(*mapping[:3], slices) for mapping in accelerator.mappings() for slices in SLICES]
+    return [(*mapping[:3], slices) for mapping in accelerator.mappings() for slices in TRIED_SLICES]
 
 
 def mapping_facts(mapping: Mapping) -> Facts:
@@ -168,82 +181,103 @@ def sparse_execute(
 
 
 class MappingTrial:
-    """One mapping of the paper's kernel on trial: seconds by pair, or why it was skipped."""
+    """One mapping of the paper's kernel on trial: its pace, seconds by pair of a finalist, or
+    why it was skipped."""
 
     def __init__(self, mapping: Mapping) -> None:
         self.mapping = mapping
+        self.pace = None  # type: typing.Optional[events.Pace]
         self.seconds = []  # type: typing.List[float]
-        self.executions = 0
         self.skipped = None  # type: typing.Optional[str]
 
     @property
     def median(self) -> float:
+        """Of the pairs; the one that set the pace is none of them."""
         return float(np.median(self.seconds))
+
+    def facts(self) -> Facts:
+        facts = dict(mapping_facts(self.mapping), seconds=self.seconds)
+        if self.pace is not None:
+            facts["pace_seconds"] = self.pace.seconds
+        return dict(facts, skipped=self.skipped) if self.skipped else facts
 
 
 def try_mappings(
     data: LayerData, key: str, pairs: int, finalists: typing.Optional[int] = None
 ) -> typing.List[MappingTrial]:
-    """Time every mapping at one sparsity: one pair of events each, then `pairs` more, of the
-    fastest `finalists` going round them, or without that of each at once.
+    """Time every mapping at one sparsity: a pair of events each, which sets its pace, then
+    `pairs` more, of the fastest `finalists` going round them, or without that of each at once.
 
     A mapping that does not fit the device is skipped with its reason.
     """
     accelerator = data.accelerator
     trials = [MappingTrial(mapping) for mapping in all_mappings(accelerator)]
-    executes = {}
+    timed = []
     for trial in trials:
         try:
-            accelerator.plan(data.layer, data.packed[key], "paper", trial.mapping)
+            plan(data, key, "paper", trial.mapping)
             execute = sparse_execute(data, key, "paper", trial.mapping)
-            pace = events.calibrate(accelerator, execute)
-        except (RuntimeError, ValueError, MemoryError) as error:
+            trial.pace = events.calibrate(accelerator, execute)
+        except FAILURES as error:
             trial.skipped = first_line(error)
-            continue
-        trial.executions, trial.seconds = pace.executions, [pace.seconds]
-        executes[trial.mapping] = execute
-    timed = sorted((trial for trial in trials if not trial.skipped), key=lambda one: one.median)
+        else:
+            timed.append((trial.pace, trial, execute))
+    timed.sort(key=lambda one: one[0].seconds)
     # One after another for all, since plans are kept for a few dozen of them only.
     rounds, each = (1, pairs) if finalists is None else (pairs, 1)
     for _ in range(rounds):
-        for trial in timed[:finalists]:
-            execute = executes[trial.mapping]
+        for pace, trial, execute in timed[:finalists]:
             execute()
-            trial.seconds += events.time_pairs(accelerator, execute, each, trial.executions)
+            trial.seconds += events.time_pairs(accelerator, execute, each, pace.executions)
     return trials
 
 
-def choose_mapping(data: LayerData, pairs: int) -> typing.Tuple[Mapping, Facts]:
-    """The fastest mapping of the paper's kernel for the layer, by the median of its pairs at
-    the first sparsity, and the facts of all trials: MAPPING_FIELDS of the choice, trials.
+def choose_mappings(
+    data: LayerData, pairs: int
+) -> typing.Tuple[typing.Dict[str, Mapping], typing.Dict[str, Facts]]:
+    """The fastest mapping of the paper's kernel for the layer at every sparsity key, by the
+    median of its pairs there, and the facts of it: MAPPING_FIELDS, and trials of all mappings.
 
     Raises UnavailableError where no mapping runs.
     """
-    trials = try_mappings(data, data.first_key, pairs, FINALISTS)
-    finalists = [trial for trial in trials if len(trial.seconds) > min(1, pairs)]
-    if not finalists:
-        reasons = sorted({trial.skipped or "" for trial in trials})
-        raise UnavailableError(f"no mapping of the paper's kernel runs: {reasons[0]}")
-    best = min(finalists, key=lambda trial: trial.median)
-    recorded = []
-    for trial in trials:
-        entry = dict(mapping_facts(trial.mapping), seconds=trial.seconds)
-        recorded.append(dict(entry, skipped=trial.skipped) if trial.skipped else entry)
-    facts = dict(mapping_facts(best.mapping), key=data.first_key, trials=recorded)
-    return best.mapping, facts
+    chosen, facts = {}, {}
+    for key in data.packed:
+        trials = try_mappings(data, key, pairs, FINALISTS)
+        finalists = [trial for trial in trials if trial.seconds]
+        if not finalists:
+            reasons = sorted({trial.skipped or "" for trial in trials})
+            raise UnavailableError(f"no mapping of the paper's kernel runs: {reasons[0]}")
+        chosen[key] = min(finalists, key=lambda trial: trial.median).mapping
+        recorded = [trial.facts() for trial in trials]
+        facts[key] = dict(mapping_facts(chosen[key]), trials=recorded)
+    return chosen, facts
+
+
+def plan(
+    data: LayerData, key: str, kernel: str, config: typing.Optional[Mapping] = None
+) -> SparsePlan:
+    """How a kernel runs the layer at a sparsity. Raises UnavailableError where it does not fit."""
+    try:
+        return data.accelerator.plan(data.layer, data.packed[key], kernel, config)
+    except ValueError as error:
+        raise UnavailableError(first_line(error)) from error
 
 
 def prepare_sparse(
     data: LayerData,
     implementation: str,
     kernel: str,
-    config: typing.Optional[Mapping] = None,
+    configs: typing.Optional[typing.Mapping[str, Mapping]] = None,
 ) -> Prepared:
-    """A sparse kernel for every sparsity. Raises what keeps it from running."""
-    plan = data.accelerator.plan(data.layer, data.packed[data.first_key], kernel, config)
-    executes = {key: sparse_execute(data, key, kernel, config) for key in data.packed}
-    prepared = _prepare(data, implementation, "packed", executes, None)
-    return prepared._replace(facts=dict(prepared.facts, plan=plan_facts(plan)))
+    """A sparse kernel for every sparsity, planned (and with `configs` mapped) for each.
+
+    Raises UnavailableError, or what else keeps it from running.
+    """
+    chosen = dict.fromkeys(data.packed) if configs is None else configs
+    plans = {key: plan_facts(plan(data, key, kernel, chosen[key])) for key in data.packed}
+    executes = {key: sparse_execute(data, key, kernel, chosen[key]) for key in data.packed}
+    prepared = _prepare(data, implementation, "packed", PLAIN, executes, None)
+    return prepared._replace(facts=dict(prepared.facts, plans=plans))
 
 
 def plan_facts(plan: SparsePlan) -> Facts:
@@ -279,13 +313,17 @@ def prepare_dense(data: LayerData, implementation: str, pairs: int) -> Prepared:
                 trials[layout] = events.time_pairs(
                     data.accelerator, execute, pairs, pace.executions
                 )
-            except (RuntimeError, MemoryError) as error:
+            except FAILURES as error:
                 if layout == setting.layouts[-1] and not trials:
                     raise
                 skipped[layout] = first_line(error)
+            if layout in skipped:
+                # Not within the block above, where the error still holds tensors.
+                data.accelerator.empty_cache()
     layout = min(trials, key=lambda name: float(np.median(trials[name])))
     executes = {key: _dense_execute(data, key, implementation, layout) for key in data.weights}
-    prepared = _prepare(data, implementation, layout, executes, setting.switches)
+    form = layout, setting.dtype
+    prepared = _prepare(data, implementation, layout, form, executes, setting.switches)
     facts = dict(prepared.facts, dtype=str(setting.dtype).split(".")[-1])
     facts["conversion_seconds"] = _conversion_seconds(data, layout, setting.dtype)
     if len(setting.layouts) > 1:
@@ -295,15 +333,20 @@ def prepare_dense(data: LayerData, implementation: str, pairs: int) -> Prepared:
 
 def _dense_execute(data: LayerData, key: str, implementation: str, layout: str) -> events.Execute:
     dtype, layer = DENSE[implementation].dtype, data.layer
-    weight = convert(data.weights[key], layout, dtype)
-    if implementation == "dense_tf32":
-        weight = _apart(weight)
+    weight = dense_weight(data.weights[key], implementation, layout)
     following = events.rotate(data.inputs(layout, dtype))
 
     def execute() -> None:
         torch.nn.functional.conv2d(following(), weight, stride=layer.stride, padding=layer.padding)
 
     return execute
+
+
+def dense_weight(weight: torch.Tensor, implementation: str, layout: str) -> torch.Tensor:
+    """A weight as a dense contender has it: in layout and type, "dense_tf32" with an alignment
+    of its own."""
+    weight = convert(weight, layout, DENSE[implementation].dtype)
+    return _apart(weight) if implementation == "dense_tf32" else weight
 
 
 def _apart(weight: torch.Tensor) -> torch.Tensor:
@@ -323,7 +366,7 @@ def _conversion_seconds(
     data: LayerData, layout: str, dtype: torch.dtype
 ) -> typing.Optional[typing.Dict[str, float]]:
     """Seconds to bring an input there and an output back; None where nothing is converted."""
-    if (layout, dtype) == ("nchw", torch.float32):
+    if (layout, dtype) == PLAIN:
         return None
     accelerator, image = data.accelerator, data.image
     output = convert(data.out, layout, dtype)
@@ -343,6 +386,7 @@ def _prepare(
     data: LayerData,
     implementation: str,
     layout: str,
+    form: Form,
     executes: typing.Mapping[str, events.Execute],
     switches: typing.Optional[Switches],
 ) -> Prepared:
@@ -358,21 +402,31 @@ def _prepare(
         first()
         accelerator.synchronize()
         peak = accelerator.peak_memory()
-        kernels, reason = accelerator.kernels(first)
         for key, execute in executes.items():
             pace = events.calibrate(accelerator, execute)
             contenders[key] = GpuContender(implementation, layout, execute, switches, pace)
     facts = {
         "layout": layout,
         "switches": dict(switches._asdict()) if switches else None,
-        "kernels": kernels,
-        "kernels_unknown": reason,
         "max_memory_allocated": peak,
         "memory_standing": standing,
         "executions_per_pair": {key: one.pace.executions for key, one in contenders.items()},
+        "pace_seconds": {key: one.pace.seconds for key, one in contenders.items()},
+        "queue_seconds": {key: one.pace.queue_seconds for key, one in contenders.items()},
+        "call_bound": [key for key, one in contenders.items() if one.pace.call_bound],
     }
     accelerator.empty_cache()
-    return Prepared(contenders, facts)
+    return Prepared(contenders, form, facts)
+
+
+def kernel_facts(accelerator: typing.Any, contender: GpuContender) -> Facts:
+    """Names of the kernels that an execution launches, or why they are not known.
+
+    For after all timing: a profiler may stay attached and slow every launch.
+    """
+    with switched(contender.switches):
+        kernels, reason = accelerator.kernels(contender.execute)
+    return {"kernels": kernels, "kernels_unknown": reason}
 
 
 def reason_of(error: BaseException) -> str:

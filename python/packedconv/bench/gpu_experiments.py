@@ -12,9 +12,10 @@ from packedconv.bench import events, gpu_state
 from packedconv.bench import gpu_contenders as sides
 from packedconv.bench.contenders import pack_quietly
 from packedconv.bench.gpu_ceilings import Peak
-from packedconv.bench.gpu_layer import FAILURES, warn_of_clocks
+from packedconv.bench.gpu_layer import warn_of_clocks
 from packedconv.bench.machine import moment
 from packedconv.layer import Layer
+from packedconv.samples_file import MAPPING_FIELDS
 from packedconv.settings import Settings
 from packedconv.weights import input_seed, make_input, sparsity_key
 
@@ -22,7 +23,8 @@ from packedconv.weights import input_seed, make_input, sparsity_key
 ABLATION_SPARSITIES = (0.90, 0.98)
 # Share of the nonzeros that the experiments keep, down to an empty weight.
 KEPT = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0)
-SLICES = (1, 2, 4, 8)
+# Slices that the paper's kernel is split in, to see what each costs.
+FIXED_COST_SLICES = (1, 2, 4, 8)
 EMPTY = "empty"
 
 Rows = typing.List[typing.Dict[str, typing.Any]]
@@ -52,7 +54,7 @@ class Measurement:
 
     def ablation(self) -> Rows:
         """Rows of the ablation: every mapping of the paper's kernel at S .90 and .98, or at the
-        first and the last sparsity of a run without them; trial_executions pairs each."""
+        first and the last sparsity of a run without them; trial_executions executions each."""
         rows = []
         with torch.inference_mode():
             for sparsity in ablation_sparsities(self._settings["sparsities"]):
@@ -65,12 +67,11 @@ class Measurement:
                         self._base(),
                         sparsity=sparsity,
                         nonzeros=data.packed[key].nnz,
-                        executions_per_pair=trial.executions or None,
+                        executions_per_pair=trial.pace.executions if trial.pace else None,
                         skipped=trial.skipped,
                         **sides.mapping_facts(trial.mapping),
                     )
-                    # The first pair was the trial that set their length.
-                    rows += _numbered(base, trial.seconds[1:])
+                    rows += _numbered(base, trial.seconds)
             self._note_state()
         return rows
 
@@ -95,7 +96,7 @@ class Measurement:
             )
             for share in KEPT
         }
-        chosen = tuple(mapping[name] for name in sides.MAPPING_FIELDS)
+        chosen = tuple(mapping[name] for name in MAPPING_FIELDS)
         rows = []
         with torch.inference_mode():
             data = self._data(packed)
@@ -104,7 +105,7 @@ class Measurement:
                 rows += self._kernel("nonzeros", "sparse", data, key, "paper", chosen)
                 rows += self._kernel("nonzeros", "sparse_column", data, key, "column", None)
             self._note_state()
-            for slices, key in itertools.product(SLICES, ("1", EMPTY)):
+            for slices, key in itertools.product(FIXED_COST_SLICES, ("1", EMPTY)):
                 config = chosen[:-1] + (slices,)
                 rows += self._kernel("slices", "sparse", data, key, "paper", config)
             self._note_state()
@@ -160,10 +161,12 @@ class Measurement:
             nonzeros=data.packed[key].nnz,
         )
         try:
-            self._accelerator.plan(self._layer, data.packed[key], kernel, config)
+            sides.plan(data, key, kernel, config)
             return self._timed(base, sides.sparse_execute(data, key, kernel, config))
-        except FAILURES as error:
-            return [dict(base, skipped=sides.reason_of(error))]
+        except sides.FAILURES as error:
+            reason = sides.reason_of(error)
+        self._accelerator.empty_cache()
+        return [dict(base, skipped=reason)]
 
     def _plain(self, data: sides.LayerData) -> Rows:
         """PyTorch's own kernels on the output, which are said to move `bytes`."""
@@ -177,7 +180,7 @@ class Measurement:
         try:
             other = torch.ones_like(out)
             experiments.insert(1, ("stores", "copy", 2 * size, lambda: out.copy_(other)))
-        except FAILURES as error:
+        except sides.FAILURES as error:
             base = dict(self._base(), experiment="stores", implementation="copy")
             rows.append(dict(base, bytes=2 * size, skipped=sides.reason_of(error)))
         for experiment, implementation, moved, execute in experiments:
@@ -193,7 +196,7 @@ class Measurement:
         return _numbered(dict(base, executions_per_pair=pace.executions), seconds)
 
     def _note_state(self) -> None:
-        self._peak.burst(lambda: self._states.append(self._accelerator.state()))
+        self._peak.burst(self._states)
 
 
 def ablation_sparsities(sparsities: typing.Sequence[float]) -> typing.List[float]:
@@ -217,6 +220,8 @@ def thinned(weight: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def _numbered(base: typing.Dict[str, typing.Any], seconds: typing.Sequence[float]) -> Rows:
-    """A row per pair of events; one without seconds where there is none."""
-    rows = [dict(base, pair=number, seconds="%.9f" % one) for number, one in enumerate(seconds)]
+    """A row per timed execution; one without seconds where there is none."""
+    rows = [
+        dict(base, execution=number, seconds="%.9f" % one) for number, one in enumerate(seconds)
+    ]
     return rows or [base]

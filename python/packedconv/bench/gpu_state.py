@@ -5,6 +5,8 @@ import os
 import subprocess
 import typing
 
+from packedconv.bench.machine import read_file
+
 # States under the same load whose clocks differ by more than this share have moved.
 CLOCK_TOLERANCE = 0.02
 QUERY_SECONDS = 10.0
@@ -49,7 +51,8 @@ def driver_version() -> typing.Optional[str]:
 
 def clocks_moved(states: typing.Sequence[State]) -> typing.Optional[bool]:
     """Whether the clock of the multiprocessors differs among states by more than
-    CLOCK_TOLERANCE of the highest; None where fewer than two states know it."""
+    CLOCK_TOLERANCE of the highest; None where fewer than two states know it, and of those
+    that were not read under load (under_load) none does."""
     clocks = _known(states, "sm_clock_mhz")
     if len(clocks) < 2:
         return None
@@ -58,7 +61,7 @@ def clocks_moved(states: typing.Sequence[State]) -> typing.Optional[bool]:
 
 def throttled(states: typing.Sequence[State]) -> typing.List[str]:
     """What slowed the GPU in any of the states."""
-    return sorted({reason for state in states for reason in state["throttle_reasons"] or []})
+    return sorted({reason for reasons in _known(states, "throttle_reasons") for reason in reasons})
 
 
 def describe_clocks(states: typing.Sequence[State]) -> str:
@@ -112,8 +115,8 @@ def _from_sysfs(root: str) -> typing.Optional[State]:
     state = _state("sysfs")
     state["sm_clock_mhz"] = clocks[0] / 1e6
     for path in sorted(glob.glob(os.path.join(root, "sys/class/thermal/thermal_zone*/type"))):
-        if "gpu" in (_read(path) or "").lower():
-            found = _number(_read(os.path.join(os.path.dirname(path), "temp")))
+        if "gpu" in (read_file(path) or "").lower():
+            found = _number(read_file(os.path.join(os.path.dirname(path), "temp")))
             state["temperature_c"] = None if found is None else found / 1e3
     # The monitor's first rail is the whole board's.
     power = _values(root, "sys/bus/i2c/drivers/ina3221x/*/iio:device*/in_power0_input")
@@ -122,12 +125,14 @@ def _from_sysfs(root: str) -> typing.Optional[State]:
 
 
 def _values(root: str, pattern: str) -> typing.List[float]:
-    found = (_number(_read(path)) for path in sorted(glob.glob(os.path.join(root, pattern))))
+    found = (_number(read_file(path)) for path in sorted(glob.glob(os.path.join(root, pattern))))
     return [value for value in found if value is not None]
 
 
-def _known(states: typing.Sequence[State], name: str) -> typing.List[float]:
-    return [state[name] for state in states if state[name] is not None]
+def _known(states: typing.Sequence[State], name: str) -> typing.List[typing.Any]:
+    return [
+        state[name] for state in states if state[name] is not None and state.get("under_load", True)
+    ]
 
 
 def _reasons(text: str) -> typing.Optional[typing.List[str]]:
@@ -142,12 +147,4 @@ def _number(text: typing.Optional[str]) -> typing.Optional[float]:
     try:
         return float(text or "")
     except ValueError:
-        return None
-
-
-def _read(path: str) -> typing.Optional[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read().strip()
-    except OSError:
         return None

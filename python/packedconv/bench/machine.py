@@ -37,8 +37,8 @@ def machine_facts() -> Facts:
         "caches": _caches(),
         "cpu_flags": _cpu_flags(),
         "memory_bytes": _memory_bytes(),
-        "transparent_hugepages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "transparent_hugepages": read_file("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "governor": read_file("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "system": _system(),
         "kernel": platform.release(),
         "libc": " ".join(platform.libc_ver()).strip() or None,
@@ -93,7 +93,7 @@ def _caches() -> typing.List[Facts]:
     caches = []
     for name in sorted(os.listdir(folder)):
         values = {
-            key: _read(os.path.join(folder, name, key))
+            key: read_file(os.path.join(folder, name, key))
             for key in ("level", "type", "size", "shared_cpu_list")
         }
         if values["level"] is not None:
@@ -118,7 +118,7 @@ def available_memory_bytes() -> typing.Optional[int]:
 
 
 def _cpu_flags() -> typing.List[str]:
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", _read("/proc/cpuinfo") or "", re.M)
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", read_file("/proc/cpuinfo") or "", re.M)
     flags = found.group(1).split() if found else []
     return [flag for flag in flags if _NOTABLE_FLAGS.match(flag)]
 
@@ -126,12 +126,12 @@ def _cpu_flags() -> typing.List[str]:
 def _frequencies() -> typing.List[float]:
     current = []
     for cpu in sorted(os.sched_getaffinity(0)):
-        khz = _read(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")
+        khz = read_file(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq")
         if khz is not None:
             current.append(int(khz) / 1000.0)
     if current:
         return current
-    text = _read("/proc/cpuinfo") or ""
+    text = read_file("/proc/cpuinfo") or ""
     return [float(mhz) for mhz in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", text, re.MULTILINE)]
 
 
@@ -140,19 +140,19 @@ def _memory_bytes() -> typing.Optional[int]:
 
 
 def _meminfo(key: str) -> typing.Optional[int]:
-    found = re.search(rf"^{key}:\s*(\d+) kB", _read("/proc/meminfo") or "", re.MULTILINE)
+    found = re.search(rf"^{key}:\s*(\d+) kB", read_file("/proc/meminfo") or "", re.MULTILINE)
     return int(found.group(1)) * 1024 if found else None
 
 
 def _system() -> typing.Optional[str]:
-    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', _read("/etc/os-release") or "", re.MULTILINE)
+    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_file("/etc/os-release") or "", re.MULTILINE)
     return found.group(1) if found else platform.system()
 
 
 def _openmp_libraries() -> typing.List[str]:
     """OpenMP runtimes in this process; with more than one, each has threads of its own."""
     paths = set(
-        re.findall(r"/\S*lib(?:gomp|iomp|omp)[^/\s]*$", _read("/proc/self/maps") or "", re.M)
+        re.findall(r"/\S*lib(?:gomp|iomp|omp)[^/\s]*$", read_file("/proc/self/maps") or "", re.M)
     )
     return sorted(os.path.basename(path) for path in paths)
 
@@ -188,7 +188,8 @@ def _call(module: typing.Any, name: str) -> typing.Any:
     return function() if function is not None else None
 
 
-def _read(path: str) -> typing.Optional[str]:
+def read_file(path: str) -> typing.Optional[str]:
+    """Text of a file of the system, stripped; None where it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read().strip()

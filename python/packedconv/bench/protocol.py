@@ -33,16 +33,22 @@ class Sample(typing.NamedTuple):
     seconds: float
 
 
+class StopRounds(Exception):  # noqa: N818
+    """Raised while a block is timed: no more can be, and what was timed is to be kept."""
+
+
 class Measurement(typing.NamedTuple):
     """What the rounds of one layer gave.
 
     peak_bursts: FP32 FMA peak at the start of each round, FLOP/s.
     page_faults: minor page faults per timed execution, by (key, implementation).
+    stopped: why the rounds ended early, None where they did not.
     """
 
     samples: typing.List[Sample]
     peak_bursts: typing.List[float]
     page_faults: typing.Dict[typing.Tuple[str, str], float]
+    stopped: typing.Optional[str] = None
 
 
 def run_rounds(
@@ -62,12 +68,13 @@ def run_rounds(
     followed by `warmup_executions` and at least WARMUP_SECONDS of executions that are not
     timed: the first ones find another contender's data in the caches.
     `time_block` stands in for timing by the clock, given (contender, executions,
-    warmup_executions).
+    warmup_executions). It and `peak_burst` may raise StopRounds.
     """
     time_block = time_block or _time_block
     samples = []  # type: typing.List[Sample]
     bursts = []  # type: typing.List[float]
     faults = {}  # type: typing.Dict[typing.Tuple[str, str], int]
+    stopped = None  # type: typing.Optional[str]
     draw = random.Random(seed).random
     blocks = sum(len(group) for group in contenders.values())
     collecting = gc.isenabled()
@@ -88,11 +95,14 @@ def run_rounds(
                         for index, value in enumerate(seconds)
                     )
                     progress.update(1)
+    except StopRounds as stop:
+        stopped = str(stop)
     finally:
         if collecting:
             gc.enable()
     total = float(rounds * executions)
-    return Measurement(samples, bursts, {block: count / total for block, count in faults.items()})
+    per_execution = {block: count / total for block, count in faults.items()}
+    return Measurement(samples, bursts, per_execution, stopped)
 
 
 def minor_faults() -> int:

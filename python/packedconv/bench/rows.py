@@ -8,7 +8,7 @@ import numpy as np
 from packedconv.bench.contenders import pack_quietly
 from packedconv.layer import Layer
 from packedconv.settings import Settings
-from packedconv.weights import sparsity_key
+from packedconv.weights import array_sha256, sparsity_key
 
 PACKING_REPEATS = 5
 
@@ -46,6 +46,34 @@ def sample_rows(
         key=lambda row: (row["sparsity"], row["implementation"], row["round"], row["execution"])
     )
     return rows
+
+
+def layer_facts(
+    settings: Settings,
+    layer: Layer,
+    threads: int,
+    input: np.ndarray,
+    packed: typing.Mapping[str, typing.Any],
+    packing_seconds: typing.Mapping[str, float],
+) -> Row:
+    """What the facts of a layer state on every device: what was asked for, its input, and by
+    sparsity key what the packed weights are."""
+    weights = {key: weight.unpack() for key, weight in packed.items()}
+    return {
+        "device": settings["device"]["name"],
+        "run": settings["run"],
+        "layer": dict(layer._asdict()),
+        "threads": threads,
+        "weights": settings["weights"],
+        "inputs": settings["inputs"],
+        "input_sha256": array_sha256(input),
+        "packing_seconds": dict(packing_seconds),
+        "packed_bytes": {key: weight.nbytes for key, weight in packed.items()},
+        "subnormal_weights": {key: weight.subnormals for key, weight in packed.items()},
+        "nonzeros_by_kernel_position": {
+            key: (weight != 0).sum((0, 1)).tolist() for key, weight in weights.items()
+        },
+    }
 
 
 def pack_timed(weight: typing.Any) -> typing.Tuple[typing.Any, float]:

@@ -104,6 +104,9 @@ def ceilings(settings: Settings, stamp_path: str, out: str, facts_path: str) -> 
             comparable.update(accelerator.comparable())
             before["gpu"] = accelerator.state()
             rows = gpu_ceilings.measure_ceilings(*arguments, accelerator)
+        after = moment()
+        if device.kind != "cpu":
+            after["gpu"] = accelerator.state()
         text = format_csv(rows, CEILING_COLUMNS)
         facts = {
             "schema": SCHEMA,
@@ -111,7 +114,7 @@ def ceilings(settings: Settings, stamp_path: str, out: str, facts_path: str) -> 
             "comparable": comparable,
             "ceilings_sha256": text_sha256(text),
             "before": before,
-            "after": moment(),
+            "after": after,
             "machine": machine_facts(),
         }
         write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
@@ -134,6 +137,8 @@ def bench(
     then and belong to these settings, weights and extension (another process measured
     the layer meanwhile), they are kept, unless `force`.
     Raises ValueError, DeviceError, MemoryError, and OSError when a file cannot be written.
+    Where "sparse" or "dense" fails during the rounds on a GPU, what was timed until then is
+    kept in archive/, and the error says so.
     """
     layer = find_layer(settings, layer_name)
     device = require(settings["device"])
@@ -170,6 +175,8 @@ def bench(
             rows, facts = gpu_layer.measure_layer(*arguments, accelerator)
         samples = format_csv(rows, SAMPLE_COLUMNS)
         facts = dict(identity, samples_sha256=text_sha256(samples), **facts)
+        if facts.get("stopped"):
+            raise DeviceError(facts["stopped"] + _keep_part(out, facts_path, samples, facts))
         write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         write_text(out, samples)
         keep_in_archive([facts_path, out], facts["samples_sha256"])
@@ -202,12 +209,14 @@ def fixed_cost(
 ) -> None:
     """Time what of a layer does not depend on its nonzeros on a GPU; writes `out` and facts.
 
-    The mapping of the paper's kernel is the one that bench chose: `bench_facts_path`.
+    The mapping of the paper's kernel is the one that bench chose at the lowest sparsity:
+    `bench_facts_path`.
     Raises DeviceError for a device that is no GPU, ValueError for facts without a mapping.
     """
     _require_gpu(settings)
     try:
-        mapping = json.loads(read_text(bench_facts_path) or "{}")["mapping"]
+        mappings = json.loads(read_text(bench_facts_path) or "{}")["mapping"]
+        mapping = mappings[sparsity_key(min(settings["sparsities"]))]
     except (ValueError, KeyError) as error:
         raise ValueError(
             f"{bench_facts_path}: expected the facts of a layer with its mapping, got none "
@@ -282,16 +291,35 @@ def keep_in_archive(paths: typing.Sequence[str], digest: str) -> None:
     A failure is a warning: the files themselves are there.
     """
     for path in paths:
-        folder, name = os.path.split(path)
-        stem, suffix = os.path.splitext(name)
-        archive = os.path.join(folder, "archive")
-        kept = os.path.join(archive, f"{stem}-{digest[:12]}{suffix}")
+        kept = _archived(path, digest[:12])
+        archive = os.path.dirname(kept)
         try:
             os.makedirs(archive, exist_ok=True)
             if not os.path.exists(kept):
                 _second_name(path, kept)
         except OSError as error:
             print(f"warning: {path} was not kept in {archive}: {error}", file=sys.stderr)
+
+
+def _archived(path: str, label: str) -> str:
+    """Where the file of a step is kept: under its name and a label in archive/ beside it."""
+    folder, name = os.path.split(path)
+    stem, suffix = os.path.splitext(name)
+    return os.path.join(folder, "archive", f"{stem}-{label}{suffix}")
+
+
+def _keep_part(out: str, facts_path: str, samples: str, facts: Facts) -> str:
+    """Write what was timed of a layer into archive/ alone; returns where, in words."""
+    label = "part-" + facts["samples_sha256"][:12]
+    kept, kept_facts = _archived(out, label), _archived(facts_path, label)
+    try:
+        for path in (kept, kept_facts):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_text(kept_facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_text(kept, samples)
+    except OSError as error:
+        return f"; what had been timed could not be kept as {kept}: {error}"
+    return f"; what had been timed is kept in {kept}, its facts in {kept_facts}"
 
 
 def _second_name(path: str, kept: str) -> None:
@@ -332,7 +360,7 @@ def measure_layer(
     from packedconv.bench.ceilings import peak_flops
     from packedconv.bench.machine import machine_facts, moment
     from packedconv.bench.protocol import PEAK_BURST_SECONDS, WARMUP_SECONDS, run_rounds
-    from packedconv.bench.rows import pack_timed, sample_rows
+    from packedconv.bench.rows import layer_facts, pack_timed, sample_rows
 
     # Not OMP_NUM_THREADS, which the workflow sets to its own number.
     torch.set_num_threads(threads)
@@ -378,20 +406,8 @@ def measure_layer(
         faults.setdefault(implementation, {})[key] = count
     _warn_of_faults(layer, faults)
     facts = {
-        "device": settings["device"]["name"],
-        "run": settings["run"],
-        "layer": dict(layer._asdict()),
-        "threads": threads,
-        "weights": settings["weights"],
-        "inputs": settings["inputs"],
-        "input_sha256": array_sha256(array),
+        **layer_facts(settings, layer, threads, array, packed, packing_seconds),
         "dense": dict(trials, layout=layout),
-        "packing_seconds": packing_seconds,
-        "packed_bytes": {key: weight.nbytes for key, weight in packed.items()},
-        "subnormal_weights": {key: weight.subnormals for key, weight in packed.items()},
-        "nonzeros_by_kernel_position": {
-            key: (weight != 0).sum((0, 1)).tolist() for key, weight in dense_weights.items()
-        },
         "peak_bursts": measured.peak_bursts,
         "page_faults_per_execution": faults,
         "reuses_freed_memory": reused,

@@ -7,15 +7,16 @@ import numpy as np
 import pandas as pd
 
 from packedconv.evidence import statistics
-from packedconv.evidence.samples import Results
+from packedconv.evidence.samples import Results, clock_notes
 from packedconv.evidence.tabular import Group
 from packedconv.samples_file import IMPLEMENTATIONS
+from packedconv.weights import sparsity_key
 
 COLUMNS = [
     *("layer", "out_channels", "sparsity", "implementation", "layout"),
     *("seconds", "low", "high", "ratio", "ratio_low", "ratio_high"),
     *("column_ratio", "column_ratio_low", "column_ratio_high"),
-    *("rounds", "skipped", "kernels"),
+    *("rounds", "call_bound", "skipped", "kernels"),
 ]
 
 TITLES = {
@@ -36,8 +37,10 @@ NOTES = [
     "FP16 (input, weight and output) is another class: half the bytes, and 10 bits of mantissa",
     "layouts and types are made outside an execution; what that takes stands in the facts "
     "(bench/<layer>.json: conversion_seconds)",
-    "kernels: names that the profiler saw in one untimed execution, by which cuDNN's algorithm "
-    "is known",
+    "kernels: names that the profiler saw in one untimed execution at the first sparsity, by "
+    "which cuDNN's algorithm is known",
+    "*: the host took at least 0.9 of that time to queue an execution, so that it is the time of "
+    "the call; the kernel may be faster",
 ]
 
 
@@ -46,7 +49,8 @@ def contenders(results: Results) -> pd.DataFrame:
 
     seconds: median over rounds, low and high its interval; ratio: that over "sparse" of the
     same rounds, column_ratio over "sparse_column", where that was timed. A contender that was
-    left out has its reason in `skipped` and no times.
+    left out has its reason in `skipped` and no times. call_bound: whether the host's call is
+    what was timed (missing where it was not recorded).
     Raises ValueError for results of a CPU, which has one sparse and one dense side.
     """
     device = results.settings["device"]
@@ -87,10 +91,11 @@ def contenders(results: Results) -> pd.DataFrame:
                             **_ratio("ratio", seconds, sparse),
                             **_ratio("column_ratio", seconds, column),
                             "rounds": rounds,
+                            "call_bound": _call_bound(facts, implementation, sparsity),
                             "kernels": _kernels(facts, implementation),
                         }
                     )
-    return pd.DataFrame(rows, columns=COLUMNS).astype({"rounds": "Int64"})
+    return pd.DataFrame(rows, columns=COLUMNS).astype({"rounds": "Int64", "call_bound": "boolean"})
 
 
 def shown(table: pd.DataFrame) -> list[Group]:
@@ -104,9 +109,13 @@ def shown(table: pd.DataFrame) -> list[Group]:
                 "Contender": [TITLES[value] for value in rows["implementation"]],
                 "Layout": rows["layout"].fillna(""),
                 "ms": [
-                    f"skipped: {reason}" if left_out else f"{1e3 * seconds:.4g}"
-                    for seconds, reason, left_out in zip(
-                        rows["seconds"], rows["skipped"], skipped, strict=True
+                    f"skipped: {reason}" if left_out else f"{1e3 * seconds:.4g}{'*' * bound}"
+                    for seconds, reason, left_out, bound in zip(
+                        rows["seconds"],
+                        rows["skipped"],
+                        skipped,
+                        rows["call_bound"].fillna(False).astype(bool),
+                        strict=True,
                     )
                 ],
                 "Ratio": _brackets(rows, "ratio"),
@@ -132,14 +141,9 @@ def preamble(results: Results) -> str:
     text = (
         f"{results.title} (device {results.device}, run {results.run}):"
         f" {protocol['rounds']} rounds of {protocol['executions']} executions, contenders"
-        " interleaved. An execution's time is the mean within a pair of events."
+        f" interleaved; {results.execution(IMPLEMENTATIONS)}."
     )
-    moved = [name for name, facts in results.facts.items() if facts.get("clocks_moved")]
-    if moved:
-        text += f"\n\nThe clocks moved while {', '.join(moved)} was timed."
-    unknown = [name for name, facts in results.facts.items() if facts.get("clocks_moved") is None]
-    if unknown:
-        text += f"\n\nWhether the clocks moved is not known for {', '.join(unknown)}."
+    text += "".join(f"\n\n{note}" for note in clock_notes(results.facts))
     busy = results.peaks["busy_layers"]
     if busy:
         text += f"\n\nThe GPU was busy with something else while {', '.join(busy)} was timed."
@@ -162,6 +166,11 @@ def _brackets(rows: pd.DataFrame, name: str) -> list[str]:
         "" if np.isnan(value) else f"{value:.2f} [{low:.2f}, {high:.2f}]"
         for value, low, high in columns.itertuples(index=False)
     ]
+
+
+def _call_bound(facts: Mapping[str, Any], implementation: str, sparsity: float) -> bool | None:
+    keys = facts.get("implementations", {}).get(implementation, {}).get("call_bound")
+    return None if keys is None else sparsity_key(sparsity) in keys
 
 
 def _kernels(facts: Mapping[str, Any], implementation: str) -> str:

@@ -206,7 +206,8 @@ def machine_code(root: pathlib.Path, architecture: int) -> Code:
 def compile_kernels(root: pathlib.Path, architecture: int, cubin: str) -> str:
     """Compile the kernels to machine code in the file `cubin`; returns the compiler's name.
 
-    nvcc where it knows the architecture, else NVRTC. Raises MissingToolError without both.
+    nvcc where it knows the architecture, else NVRTC. Raises MissingToolError without both,
+    CheckError when the one that is there fails.
     """
     nvcc = find_nvcc()
     if nvcc is not None and f"sm_{architecture}" in _run([nvcc, "--list-gpu-code"]).split():
@@ -222,6 +223,8 @@ def compile_kernels(root: pathlib.Path, architecture: int, cubin: str) -> str:
         code = nvrtc.compile_kernels(architecture)
     except nvrtc.NotInstalledError as error:
         raise MissingToolError(f"no CUDA compiler for sm_{architecture}: {error}") from None
+    except nvrtc.CompilationError as error:
+        raise CheckError(f"{nvrtc.version()} failed for sm_{architecture}: {error}") from None
     pathlib.Path(cubin).write_bytes(code)
     return nvrtc.version()
 

@@ -17,8 +17,9 @@ import numpy as np
 from packedconv import roofline
 from packedconv.evidence import statistics, tables
 from packedconv.evidence.published import Published
-from packedconv.evidence.samples import Results, dense_reference
+from packedconv.evidence.samples import Results, against_dense
 from packedconv.layer import Layer
+from packedconv.weights import sparsity_key
 
 
 class NotMeasuredError(Exception):
@@ -275,11 +276,12 @@ def error_range(data: Measured, out_channels: Sequence[int], weights: str) -> Me
 
 @measured()
 def one_block_ratio(data: Measured, out_channels: Sequence[int], sparsity: float) -> Measurement:
-    """Best speedup of channel counts in one block over the best of those that are split."""
+    """Best speedup of channel counts in one block over the best of those that are split, as
+    the paper's kernel was mapped at that sparsity."""
     ratios: dict[bool, list[np.ndarray]] = {True: [], False: []}
     for count in out_channels:
         facts = data.results.facts[data.layer(count).name]
-        slices = facts.get("mapping", {}).get("slices")
+        slices = facts.get("mapping", {}).get(sparsity_key(sparsity), {}).get("slices")
         if slices is None:
             raise NotMeasuredError(
                 "not measured in this run: no split of the channels along grid z"
@@ -485,11 +487,9 @@ def _throughputs(data: Measured, out_channels: int, implementation: str) -> np.n
 
 
 def _errors(data: Measured, out_channels: int, weights: str) -> np.ndarray:
-    errors = data.results.errors
+    errors = against_dense(data.results.errors)
     wanted = errors[
         (errors["layer"] == data.layer(out_channels).name)
-        & (errors["implementation"] == "sparse")
-        & (errors["reference"] == dense_reference(errors))
         & (errors["weights"] == weights)
         & errors["sparsity"].isin(data.sparsities)
     ].sort_values("sparsity")

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from packedconv.samples_file import (
 )
 from packedconv.settings import layers_of, load_settings
 
-TEXT = {"device", "run", "layer", "implementation", "layout", "reference", "weights"}
+TEXT = {
+    *("device", "run", "layer", "implementation", "layout", "reference", "weights"),
+    *("experiment", "skipped"),
+}
 FLOATS = {"sparsity", "seconds", "max_abs_error", "bound_fraction"}
 
 # The layer's name, then its other fields as columns.
@@ -66,18 +69,18 @@ class Results:
         )
         errors = load_errors(folder / "errors.csv")
         for name, frame in (("samples.csv", samples), ("errors.csv", errors)):
-            _require_same(
+            require_same(
                 folder / name, "device", set(frame["device"]), {settings["device"]["name"]}
             )
-            _require_same(folder / name, "run", set(frame["run"]), {settings["run"]})
+            require_same(folder / name, "run", set(frame["run"]), {settings["run"]})
             asked = {layer["name"] for layer in settings["layers"]}
-            _require_same(folder / name, "layer", set(frame["layer"]), asked)
+            require_same(folder / name, "layer", set(frame["layer"]), asked)
             asked = {round(value, 6) for value in settings["sparsities"]}
-            _require_same(folder / name, "sparsity", set(frame["sparsity"]), asked)
+            require_same(folder / name, "sparsity", set(frame["sparsity"]), asked)
         measured = layers(samples)
         for layer in layers_of(settings):
             if measured[layer.name] != layer:
-                raise _error(
+                raise file_error(
                     folder / "samples.csv",
                     f"layer {layer.name}",
                     f"{layer} as in settings.json",
@@ -85,8 +88,7 @@ class Results:
                     "measure again with these settings",
                 )
         facts = {
-            name: _load_json(folder / "bench" / f"{name}.json")
-            for name in samples["layer"].unique()
+            name: load_json(folder / "bench" / f"{name}.json") for name in samples["layer"].unique()
         }
         peaks = load_peaks(folder / "peaks.json")
         compared = samples["implementation"].isin(REQUIRED_IMPLEMENTATIONS)
@@ -112,6 +114,24 @@ class Results:
     def run(self) -> str:
         """Name of this set of results."""
         return self.settings["run"]
+
+    def execution(self, implementations: Sequence[str] = REQUIRED_IMPLEMENTATIONS) -> str:
+        """What an execution of the protocol is on a GPU, for captions; empty for a CPU, where
+        it is just that."""
+        if self.settings["device"]["kind"] == "cpu":
+            return ""
+        counts = [
+            count
+            for facts in self.facts.values()
+            for name, found in facts.get("implementations", {}).items()
+            if name in implementations
+            for count in found["executions_per_pair"].values()
+        ]
+        several = "several"
+        if counts:
+            low, high = min(counts), max(counts)
+            several = f"{low}" if low == high else f"{low} to {high}"
+        return f"each the mean over a pair of events around {several} of them"
 
     @functools.cached_property
     def layers(self) -> dict[str, Layer]:
@@ -143,23 +163,23 @@ def load_samples(
     Raises FileNotFoundError or ValueError.
     """
     path = Path(path)
-    samples = _load_csv(path, SAMPLE_COLUMNS, nullable=())
+    samples = load_csv(path, SAMPLE_COLUMNS, nullable=())
     if not (samples["seconds"] > 0).all():
         lowest = samples["seconds"].min()
-        raise _error(path, "seconds", "positive values", f"{lowest}", MEASURE_AGAIN)
+        raise file_error(path, "seconds", "positive values", f"{lowest}", MEASURE_AGAIN)
     _require_one(path, samples, "device")
     _require_one(path, samples, "run")
     _require_implementations(path, samples)
     shapes = samples[SHAPE].drop_duplicates()
     if shapes["layer"].duplicated().any():
         name = shapes["layer"][shapes["layer"].duplicated()].iloc[0]
-        raise _error(path, f"layer {name}", "one shape", "several shapes", MEASURE_AGAIN)
+        raise file_error(path, f"layer {name}", "one shape", "several shapes", MEASURE_AGAIN)
     constant = samples.groupby(GROUP)[["layout", "threads", "nonzeros"]].nunique()
     for column in constant:
         mixed = constant.index[constant[column] > 1]
         if len(mixed):
             where = _name(mixed[0])
-            raise _error(path, where, f"one value of {column}", "several", MEASURE_AGAIN)
+            raise file_error(path, where, f"one value of {column}", "several", MEASURE_AGAIN)
     _require_complete(path, samples, rounds, executions)
     return samples.sort_values(
         ["out_channels", *GROUP, "round", "execution"], ignore_index=True, kind="stable"
@@ -172,16 +192,16 @@ def load_errors(path: str | Path) -> pd.DataFrame:
     Only bound_fraction may be empty. Raises FileNotFoundError or ValueError.
     """
     path = Path(path)
-    errors = _load_csv(path, ERROR_COLUMNS, nullable=("bound_fraction",))
+    errors = load_csv(path, ERROR_COLUMNS, nullable=("bound_fraction",))
     if not (errors["max_abs_error"] >= 0).all():
         lowest = errors["max_abs_error"].min()
-        raise _error(path, "max_abs_error", "no negative value", f"{lowest}", "check again")
+        raise file_error(path, "max_abs_error", "no negative value", f"{lowest}", "check again")
     _require_one(path, errors, "device")
     _require_one(path, errors, "run")
     key = [*GROUP, "reference", "weights"]
     if errors.duplicated(key).any():
         twice = errors.loc[errors.duplicated(key), key].iloc[0].to_dict()
-        raise _error(path, f"row {twice}", "once", "several times", "check the layer again")
+        raise file_error(path, f"row {twice}", "once", "several times", "check the layer again")
     return errors.sort_values(["out_channels", *key], ignore_index=True, kind="stable")
 
 
@@ -191,24 +211,62 @@ def load_peaks(path: str | Path) -> dict[str, Any]:
     Raises FileNotFoundError or ValueError.
     """
     path = Path(path)
-    peaks = _load_json(path, ("peak_flops", "bandwidth", "busy_layers"))
+    peaks = load_json(path, ("peak_flops", "bandwidth", "busy_layers"))
     for key in ("peak_flops", "bandwidth"):
         value = peaks[key]
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-            raise _error(path, key, "a positive number", repr(value), "measure the ceilings again")
+            raise file_error(
+                path, key, "a positive number", repr(value), "measure the ceilings again"
+            )
     return peaks
 
 
-def dense_reference(errors: pd.DataFrame) -> str:
-    """Which dense convolution the sparse one's errors are about: FP32 without TF32.
+def against_dense(errors: pd.DataFrame) -> pd.DataFrame:
+    """The rows of "sparse" against a dense convolution: of each layer the one in FP32.
 
     On a CPU that is "dense". On a GPU PyTorch's default may use TF32, whose rounding is a
-    thousand times the errors that the paper prints, so "dense_fp32" stands there.
+    thousand times the errors that the paper prints, so "dense_fp32" stands there; "dense" only
+    for a layer that it did not run for at all.
+    Raises ValueError for a layer that has "dense_fp32" for some of its rows.
     """
-    return "dense_fp32" if (errors["reference"] == "dense_fp32").any() else "dense"
+    sparse = errors[errors["implementation"] == "sparse"]
+    chosen = []
+    for layer, rows in sparse.groupby("layer", sort=False):
+        default, fp32 = (rows[rows["reference"] == name] for name in ("dense", "dense_fp32"))
+        if len(fp32) and len(fp32) != len(default):
+            raise ValueError(
+                f"errors of layer {layer}: expected {len(default)} against dense_fp32, as many as "
+                f"against dense, got {len(fp32)}; check the layer again"
+            )
+        chosen.append(fp32 if len(fp32) else default)
+    return pd.concat(chosen) if chosen else sparse
 
 
-def _error(path: Path, what: str, expected: str, got: str, step: str) -> ValueError:
+def clock_notes(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Sentences on the clocks of a GPU, from the facts of its layers: which moved, slowed by
+    what, and of which it is not known. Nothing where they were steady."""
+    moved = [name for name, one in facts.items() if one.get("clocks_moved")]
+    unknown = [name for name, one in facts.items() if one.get("clocks_moved") is None]
+    slowed: dict[str, list[str]] = {}
+    for name, one in facts.items():
+        for reason in one.get("throttled") or []:
+            slowed.setdefault(reason, []).append(name)
+    return [
+        *([f"The clocks moved while {', '.join(moved)} was timed."] if moved else []),
+        *(
+            f"The GPU was slowed by {reason} while {', '.join(names)} was timed."
+            for reason, names in sorted(slowed.items())
+        ),
+        *(
+            [f"Clocks unknown: nothing tells whether they moved for {', '.join(unknown)}."]
+            if unknown
+            else []
+        ),
+    ]
+
+
+def file_error(path: Path, what: str, expected: str, got: str, step: str) -> ValueError:
+    """What is wrong with a file, and the next step."""
     return ValueError(f"{path}: {what}: expected {expected}, got {got}; {step}")
 
 
@@ -221,21 +279,27 @@ def _require_file(path: Path) -> None:
         raise FileNotFoundError(f"{path}: not found; measure first, or name another folder")
 
 
-def _load_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
+def load_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
+    """An object in a JSON file that has these keys. Raises FileNotFoundError or ValueError."""
     _require_file(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise _error(path, "content", "JSON", f"{error}", "measure again") from None
+        raise file_error(path, "content", "JSON", f"{error}", "measure again") from None
     if not isinstance(content, dict):
-        raise _error(path, "content", "an object", type(content).__name__, "measure again")
+        raise file_error(path, "content", "an object", type(content).__name__, "measure again")
     for key in keys:
         if key not in content:
-            raise _error(path, f"key {key}", "a value", "none", "measure again")
+            raise file_error(path, f"key {key}", "a value", "none", "measure again")
     return content
 
 
-def _load_csv(path: Path, columns: Sequence[str], nullable: tuple[str, ...]) -> pd.DataFrame:
+def load_csv(path: Path, columns: Sequence[str], nullable: Sequence[str]) -> pd.DataFrame:
+    """A CSV file of exactly these columns with the types of their values; `nullable` ones may
+    have none (text stays empty).
+
+    Raises FileNotFoundError, or ValueError that names the line.
+    """
     _require_file(path)
     try:
         header = list(pd.read_csv(path, nrows=0).columns)
@@ -243,17 +307,17 @@ def _load_csv(path: Path, columns: Sequence[str], nullable: tuple[str, ...]) -> 
         header = []
     if header != list(columns):
         got = ",".join(header) or "none"
-        raise _error(path, "columns", ",".join(columns), got, "measure again")
+        raise file_error(path, "columns", ",".join(columns), got, "measure again")
     text = pd.read_csv(path, dtype="str", keep_default_na=False)
     if text.empty:
-        raise _error(path, "rows", "at least one", "none", "measure again")
+        raise file_error(path, "rows", "at least one", "none", "measure again")
     parsed = {}
     for column in columns:
         values = text[column]
         empty = values == ""
         if column not in nullable and empty.any():
             line = int(empty.to_numpy().argmax()) + 2
-            raise _error(path, f"{column} in line {line}", "a value", "none", MEASURE_AGAIN)
+            raise file_error(path, f"{column} in line {line}", "a value", "none", MEASURE_AGAIN)
         if column in TEXT:
             parsed[column] = values
             continue
@@ -261,16 +325,18 @@ def _load_csv(path: Path, columns: Sequence[str], nullable: tuple[str, ...]) -> 
         numbers = pd.to_numeric(values.where(~empty, "nan"), errors="coerce")
         wrong = (numbers.isna() | ~numbers.abs().lt(math.inf)) & ~empty
         if whole:
-            wrong |= numbers.ne(numbers.round())
+            wrong |= numbers.ne(numbers.round()) & ~empty
         if wrong.any():
             line = int(wrong.to_numpy().argmax()) + 2
             expected = "an integer" if whole else "a finite number"
             got = repr(values.iloc[line - 2])
-            raise _error(path, f"{column} in line {line}", expected, got, MEASURE_AGAIN)
-        parsed[column] = numbers.astype("int64" if whole else "float64")
+            raise file_error(path, f"{column} in line {line}", expected, got, MEASURE_AGAIN)
+        integer = "Int64" if column in nullable else "int64"
+        parsed[column] = numbers.astype(integer if whole else "float64")
     frame = pd.DataFrame(parsed)
-    # The same sparsity must compare equal whatever arithmetic wrote it.
-    frame["sparsity"] = frame["sparsity"].round(6)
+    if "sparsity" in frame:
+        # The same sparsity must compare equal whatever arithmetic wrote it.
+        frame["sparsity"] = frame["sparsity"].round(6)
     return frame
 
 
@@ -278,11 +344,11 @@ def _require_device(path: Path, settings: dict[str, Any]) -> None:
     device = settings["device"]
     family = device.get("family")
     if not isinstance(family, str):
-        raise _error(path, "device.family", "a name", repr(family), "measure again")
+        raise file_error(path, "device.family", "a name", repr(family), "measure again")
     # What a statement is judged by hangs on the family: a CPU must not pass for a GPU.
     if (device["kind"] == "cpu") != (family == "cpu"):
         expected = "cpu" if device["kind"] == "cpu" else "a family other than cpu"
-        raise _error(
+        raise file_error(
             path,
             f"device.family of kind {device['kind']}",
             expected,
@@ -295,12 +361,15 @@ def _require_one(path: Path, frame: pd.DataFrame, column: str) -> None:
     values = sorted(frame[column].unique())
     if len(values) != 1:
         got = ", ".join(values)
-        raise _error(path, column, "one value", got, f"keep each {column} in a folder of its own")
+        raise file_error(
+            path, column, "one value", got, f"keep each {column} in a folder of its own"
+        )
 
 
-def _require_same(path: Path, what: str, got: set[Any], expected: set[Any]) -> None:
+def require_same(path: Path, what: str, got: set[Any], expected: set[Any]) -> None:
+    """Raises ValueError where a file has other values than settings.json asks for."""
     if got != expected:
-        raise _error(
+        raise file_error(
             path,
             what,
             f"{sorted(expected)} as in settings.json",
@@ -316,7 +385,7 @@ def _require_implementations(path: Path, samples: pd.DataFrame) -> None:
             got = set(group["implementation"])
             expected = every | set(REQUIRED_IMPLEMENTATIONS)
             if got != expected or not got <= set(IMPLEMENTATIONS):
-                raise _error(
+                raise file_error(
                     path,
                     f"layer {layer}, sparsity {sparsity}, implementation",
                     " and ".join(sorted(expected & set(IMPLEMENTATIONS))),
@@ -332,16 +401,16 @@ def _require_complete(
         twice = samples.loc[samples.duplicated([*GROUP, "round", "execution"])].iloc[0]
         where = _name(twice[GROUP])
         what = f"{where}, round {twice['round']}, execution {twice['execution']}"
-        raise _error(path, what, "one row", "several", MEASURE_AGAIN)
+        raise file_error(path, what, "one row", "several", MEASURE_AGAIN)
     per_group = samples.groupby(GROUP)["round"].nunique()
     expected = rounds if rounds is not None else int(per_group.max())
     if (per_group != expected).any():
         where = per_group.index[per_group != expected][0]
         got = f"{per_group[where]}"
-        raise _error(path, _name(where), f"{expected} rounds", got, MEASURE_AGAIN)
+        raise file_error(path, _name(where), f"{expected} rounds", got, MEASURE_AGAIN)
     per_round = samples.groupby([*GROUP, "round"]).size()
     expected = executions if executions is not None else int(per_round.max())
     if (per_round != expected).any():
         where = per_round.index[per_round != expected][0]
         what = f"{_name(where[:-1])}, round {where[-1]}"
-        raise _error(path, what, f"{expected} executions", f"{per_round[where]}", MEASURE_AGAIN)
+        raise file_error(path, what, f"{expected} executions", f"{per_round[where]}", MEASURE_AGAIN)

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from packedconv.evidence.samples import Results
+from packedconv.evidence.samples import Results, clock_notes
 from packedconv.layer import Layer
 from packedconv.plots.source import Source, device_title
 from packedconv.plots.style import PRINTED
@@ -22,13 +22,15 @@ def measurement(results: Results, timed: bool = True) -> str:
         f"inputs {distribution(results.settings.get('inputs', {}))}",
     ]
     if timed:
-        parts.insert(2, f"{protocol['rounds']} rounds of {protocol['executions']} executions")
+        rounds = f"{protocol['rounds']} rounds of {protocol['executions']} executions"
+        parts.insert(2, ", ".join(filter(None, [rounds, results.execution()])))
         parts.append(f"Dense layout: {dense_layouts(samples)}")
         if on_gpu:
             parts.append(
-                "Sparse: the paper's kernel in its best mapping; dense: PyTorch's default, which "
-                "allows TF32"
+                "Sparse: the paper's kernel in its best mapping at each sparsity; dense: PyTorch's "
+                "default, which allows TF32"
             )
+            parts += [note.rstrip(".") for note in clock_notes(results.facts)]
     return ". ".join(parts) + "."
 
 

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from packedconv.evidence.experiments import Experiment
+from packedconv.evidence.samples import clock_notes
 from packedconv.layer import Layer
 from packedconv.plots.captions import shapes
 from packedconv.plots.series import side_legend
@@ -21,6 +22,7 @@ from packedconv.settings import layers_of
 ROW_MARKERS = {1: "o", 2: "s", 4: "^", 8: "D"}
 SLICE_COLOURS = {1: "#332288", 2: "#44AA99", 4: "#CC6677"}
 LINES = {"sparse": "-", "sparse_column": "--"}
+MEDIAN = "Median over executions, each the mean over a pair of events around several of them."
 KERNELS = {"sparse": "the paper's kernel", "sparse_column": "column kernel"}
 
 
@@ -67,7 +69,7 @@ def ablation_figure(experiment: Experiment) -> Figure:
     lines = [
         *_caption(experiment),
         "Every compiled mapping of the paper's kernel with 1, 2 and 4 slices; R: rows per thread; "
-        "markers of one kind differ in warps per block. Median over pairs of events.",
+        "markers of one kind differ in warps per block. " + MEDIAN,
     ]
     if left_out:
         lines.append(f"{left_out} of {len(table)} were left out; the CSV has their reasons.")
@@ -149,7 +151,8 @@ def fixed_cost_figure(experiment: Experiment) -> Figure:
             "Every bar and point was timed by itself, and leaves something out: an empty weight "
             "the multiply-adds (launch, tile fill and stores stay); every further slice fills the "
             "tile again; fill only stores the output; copy loads as much as it stores; launch "
-            "stores one number. None is a remainder. Median over pairs of events.",
+            "stores one number, which is about the time of its call. None is a remainder. "
+            + MEDIAN,
             *(
                 f"Not timed: {row.experiment}, {row.implementation}, OC {row.out_channels}: "
                 f"{row.skipped}."
@@ -193,17 +196,14 @@ def _draw_parts(axes: Axes, table: pd.DataFrame) -> None:
     )
     axes.set_yticks(places, [label for label, _ in bars], fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("Time (ms), bars: fastest to slowest pair")
+    axes.set_xlabel("Time (ms), bars: fastest to slowest execution")
 
 
 def _caption(experiment: Experiment) -> list[str]:
     settings = experiment.settings
     layers: list[Layer] = layers_of(settings)
-    lines = [
+    return [
         f"{experiment.title} (device {settings['device']['name']}, run {settings['run']}). "
-        f"{shapes(layers)}."
+        f"{shapes(layers)}.",
+        *clock_notes(experiment.facts),
     ]
-    moved = [name for name, facts in experiment.facts.items() if facts.get("clocks_moved")]
-    if moved:
-        lines.append(f"The clocks moved while {', '.join(moved)} was timed.")
-    return lines
