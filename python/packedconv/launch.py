@@ -83,7 +83,8 @@ def run_tests(arguments: Sequence[str]) -> int:
         return status
     # Test processes share the cores, so threads that wait must not spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return run([sys.executable, "-m", "pytest", "-n", "auto", *arguments])
+    # A file's tests stay together, since they share what takes long to make.
+    return run([sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadfile", *arguments])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """What the extension is compiled with and for, and that it needs neither a GPU nor a driver."""
 
 import json
+import locale
 import os
 import re
 import shutil
@@ -139,6 +140,14 @@ def compile_with_nvrtc():
             pytest.skip(str(error))
 
     return call
+
+
+def test_compiling_leaves_the_locale_alone(compile_with_nvrtc, tmp_path):
+    source = tmp_path / "small.cu"
+    source.write_text("__global__ void small_kernel(int* value) { *value = 1; }")
+    before = locale.getpreferredencoding()
+    compile_with_nvrtc(53, source)
+    assert locale.getpreferredencoding() == before
 
 
 def test_every_kernel_compiles_for_a_jetson_nano(compile_with_nvrtc):

@@ -5,6 +5,7 @@ unchanged source to machine code, down to the sm_53 of a Jetson Nano, without a 
 """
 
 import argparse
+import concurrent.futures
 import ctypes
 import importlib.metadata
 import pathlib
@@ -111,7 +112,9 @@ def compile_kernels(
         # What nvcc takes for host code has no other home here.
         "--device-as-default-execution-space",
     ]
-    call("nvrtcCompileProgram", program, len(options), strings(options))
+    # In a thread of its own: the compiler leaves it in the locale "C", where files are ASCII.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(call, "nvrtcCompileProgram", program, len(options), strings(options)).result()
     code = read("nvrtcGetCUBINSize", "nvrtcGetCUBIN")
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     return code
