@@ -895,6 +895,7 @@ def test_the_table_is_text_and_whole(paper, on_cpu):
 def test_the_preamble_says_what_the_verdicts_are_worth(paper, on_cpu, tmp_path):
     results = [cpu_results(tmp_path)]
     text = preamble(paper, on_cpu.reset_index(), results, "cpu")
+    assert "No GPU was measured" in text
     assert "independent implementation" in text
     assert "not refuted" in text
     assert "Keshvi Tuteja" in text
@@ -908,6 +909,7 @@ def test_the_preamble_names_only_what_differs(paper, on_cpu, tmp_path):
     results = [cpu_results(tmp_path, device="h200", batch=32)]
     table = claims(paper, results, "h200")
     text = preamble(paper, table, results, "h200")
+    assert "No GPU was measured" not in text
     assert "statement is about: another GPU. It is no" in text
 
 

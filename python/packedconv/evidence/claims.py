@@ -251,6 +251,11 @@ def preamble(
         " written from the text of the paper; the authors' code was not available to it."
         " What is not replicated here is therefore not refuted."
     )
+    if all(entry.settings["device"]["kind"] != "cuda" for entry in results):
+        text += (
+            "\n\nNo GPU was measured: the CUDA kernels were compiled and emulated, and no statement"
+            " on their speed is decided here."
+        )
     for entry in results:
         short = shortfall(published, entry.settings["protocol"])
         if short:

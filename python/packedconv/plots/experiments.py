@@ -22,6 +22,7 @@ from packedconv.settings import layers_of
 ROW_MARKERS = {1: "o", 2: "s", 4: "^", 8: "D"}
 SLICE_COLOURS = {1: "#332288", 2: "#44AA99", 4: "#CC6677"}
 LINES = {"sparse": "-", "sparse_column": "--"}
+COLUMNS_PER_WARP = (4, 8, 16, 32)
 MEDIAN = "Median over executions, each the mean over a pair of events around several of them."
 KERNELS = {"sparse": "the paper's kernel", "sparse_column": "column kernel"}
 
@@ -78,36 +79,36 @@ def ablation_figure(experiment: Experiment) -> Figure:
 
 
 def _draw_mappings(axes: Axes, part: pd.DataFrame) -> None:
-    columns = sorted(ROW_MARKERS)
-    widths = sorted(part["col_per_warp"].unique())
     for row in part.itertuples():
-        place = widths.index(row.col_per_warp) + 0.18 * (columns.index(row.rows_per_thread) - 1.5)
         axes.plot(
-            [place],
+            [_place(row.col_per_warp, row.rows_per_thread)],
             [1e3 * row.seconds],
             marker=ROW_MARKERS[row.rows_per_thread],
             color=SLICE_COLOURS.get(row.slices, GREY),
             markersize=3,
-            markerfacecolor="none",
+            alpha=0.8,
             linestyle="none",
         )
     if len(part):
         best = part.loc[part["seconds"].idxmin()]
-        place = widths.index(best["col_per_warp"]) + 0.18 * (
-            columns.index(best["rows_per_thread"]) - 1.5
-        )
         axes.plot(
-            [place],
+            [_place(best["col_per_warp"], best["rows_per_thread"])],
             [1e3 * best["seconds"]],
             marker="o",
             markersize=9,
             color="black",
             markerfacecolor="none",
             linestyle="none",
-            label="fastest",
         )
-    axes.set_xticks(range(len(widths)), [str(width) for width in widths])
-    axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05e3 * part["seconds"].max())
+    axes.set_xticks(range(len(COLUMNS_PER_WARP)), [str(width) for width in COLUMNS_PER_WARP])
+    axes.set_xlim(-0.5, len(COLUMNS_PER_WARP) - 0.5)
+
+
+def _place(col_per_warp: int, rows_per_thread: int) -> float:
+    """Where a mapping stands across: about the tick of its COL_PER_WARP, by its R."""
+    within = sorted(ROW_MARKERS).index(rows_per_thread) - (len(ROW_MARKERS) - 1) / 2
+    return COLUMNS_PER_WARP.index(col_per_warp) + 0.18 * within
 
 
 def fixed_cost_figure(experiment: Experiment) -> Figure:
