@@ -43,8 +43,8 @@ int resident_blocks(const ColumnPlan& plan, const DeviceLimits& limits) {
   return static_cast<int>(std::max<std::int64_t>(1, std::min(by_memory, by_threads)));
 }
 
-// Of the items that a block computes, each what takes longest of shared
-// loads (one warp a clock), instructions and the output's way to memory, and the tile's fill.
+// An item takes the longest of its shared loads (one warp a clock), its instructions and its
+// output's way to memory, a part of what that hides, and the tile's fill.
 double estimate_cycles(const packedconv_layer_shape& shape, const ColumnPlan& plan,
                        const DeviceLimits& limits, std::int64_t nonzeros) {
   const ColumnConfig& config = plan.config;
