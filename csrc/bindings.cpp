@@ -7,7 +7,7 @@
 
 #include "bindings.h"
 #include "cpu/ceilings.h"
-#include "cpu/conv2d.h"
+#include "cpu/parallel.h"
 #include "cpu/isa.h"
 #include "cuda/gpus.h"
 #include "cuda/mapping_config.h"
@@ -15,26 +15,6 @@
 namespace py = pybind11;
 
 namespace {
-
-using packedconv::Pair;
-using packedconv::Quad;
-using packedconv::Words;
-
-void conv2d(std::uintptr_t input, const Quad& input_shape, const Quad& input_strides,
-            const Words& words, const Words& offsets, const Pair& kernel, std::uintptr_t bias,
-            const Pair& stride, const Pair& padding, const Pair& dilation, std::int64_t groups,
-            bool relu, std::uintptr_t output, const Quad& output_shape, const Quad& output_strides,
-            int threads) {
-  const packedconv_layer_shape shape = packedconv::make_shape(input_shape, output_shape, kernel,
-                                                              stride, padding, dilation, groups);
-  const packedconv::PackedView weight = packedconv::make_view(words, offsets);
-
-  const py::gil_scoped_release release;
-  packedconv::conv2d(shape, reinterpret_cast<const float*>(input),
-                     packedconv::make_strides(input_strides), weight,
-                     reinterpret_cast<const float*>(bias), relu, reinterpret_cast<float*>(output),
-                     packedconv::make_strides(output_strides), threads);
-}
 
 std::vector<std::string> isas() {
   std::vector<std::string> names;
@@ -85,11 +65,6 @@ py::dict mapping_config() {
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "Compiled kernels of packedconv.";
-  module.def("conv2d", &conv2d, py::arg("input"), py::arg("input_shape"), py::arg("input_strides"),
-             py::arg("words"), py::arg("offsets"), py::arg("kernel"), py::arg("bias"),
-             py::arg("stride"), py::arg("padding"), py::arg("dilation"), py::arg("groups"),
-             py::arg("relu"), py::arg("output"), py::arg("output_shape"),
-             py::arg("output_strides"), py::arg("threads"));
   module.def("fma_peak", &packedconv::fma_peak, py::arg("threads"), py::arg("seconds"),
              py::call_guard<py::gil_scoped_release>());
   module.def("copy_bandwidth", &packedconv::copy_bandwidth, py::arg("threads"), py::arg("bytes"),
@@ -97,7 +72,9 @@ PYBIND11_MODULE(_core, module) {
   module.def("keep_freed_memory", &packedconv::keep_freed_memory);
   module.def("isa", [] { return std::string(packedconv::selected_isa().name); });
   module.def("isas", &isas);
+  module.def("parallel_library", [] { return std::string(packedconv::parallel_library()); });
   module.def("build_info", &build_info);
   module.def("mapping_config", &mapping_config);
+  packedconv::bind_cpu(module);
   packedconv::bind_cuda(module);
 }

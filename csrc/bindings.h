@@ -52,6 +52,9 @@ inline PackedView make_view(const Words& words, const Words& offsets) {
   return {words.data(), offsets.data(), blocks, words.size(), offsets.size()};
 }
 
+// Adds the plans of the CPU kernels (bindings_cpu.cpp).
+void bind_cpu(pybind11::module_& module);
+
 // Adds the plans and launches of the CUDA kernels (bindings_cuda.cpp).
 void bind_cuda(pybind11::module_& module);
 

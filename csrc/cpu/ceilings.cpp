@@ -1,22 +1,31 @@
 #include "ceilings.h"
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <vector>
 
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
 
 #include "isa.h"
+#include "parallel.h"
 
 namespace packedconv {
 namespace {
+
+constexpr std::size_t kLine = 64;
+
+char* line_start(char* memory) {
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(memory);
+  return memory + (kLine - address % kLine) % kLine;
+}
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -28,36 +37,44 @@ double fma_peak(int threads, double seconds) {
   // The processor's best, whatever PACKEDCONV_ISA says: other contenders use it too.
   const Isa& isa = *usable_isas().front();
   constexpr std::int64_t kIterations = 1 << 14;
-  double flops = 0.0;
-  std::chrono::steady_clock::time_point start;
-#pragma omp parallel num_threads(threads) reduction(+ : flops)
-  {
-#pragma omp barrier
-#pragma omp master
-    start = std::chrono::steady_clock::now();
-#pragma omp barrier
-    while (seconds_since(start) < seconds) flops += isa.fma_burst(kIterations);
-  }
-  return flops / seconds_since(start);
+  std::vector<double> flops(static_cast<std::size_t>(threads), 0.0);
+  const auto start = std::chrono::steady_clock::now();
+  parallel(threads, [&](int index) {
+    double done = 0.0;
+    while (seconds_since(start) < seconds) done += isa.fma_burst(kIterations);
+    flops[static_cast<std::size_t>(index)] = done;
+  });
+  return std::accumulate(flops.begin(), flops.end(), 0.0) / seconds_since(start);
 }
 
 double copy_bandwidth(int threads, std::int64_t bytes, int repeats) {
+  const Isa& isa = *usable_isas().front();
   const std::size_t count = static_cast<std::size_t>(bytes);
-  const std::unique_ptr<char[]> source(new char[count]);
-  const std::unique_ptr<char[]> target(new char[count]);
+  const std::unique_ptr<char[]> source(new char[count + kLine]);
+  const std::unique_ptr<char[]> target(new char[count + kLine]);
+  char* const from = line_start(source.get());
+  char* const to = line_start(target.get());
+  const std::size_t share = (count / static_cast<std::size_t>(threads) + kLine) / kLine * kLine;
   double best = 0.0;
-  // The first pass touches the pages on the threads that use them and is not timed.
+  // The first pass touches the pages and is not timed.
   for (int repeat = -1; repeat < repeats; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
-#pragma omp parallel num_threads(threads)
-    {
-      const std::size_t share = (count + omp_get_num_threads() - 1) / omp_get_num_threads();
-      const std::size_t begin = std::min(count, share * omp_get_thread_num());
-      const std::size_t length = std::min(count - begin, share);
-      if (repeat < 0) std::memset(source.get() + begin, 1, length);
-      std::memcpy(target.get() + begin, source.get() + begin, length);
+    for (const bool past_caches : {false, true}) {
+      std::atomic<std::size_t> next(0);
+      const auto start = std::chrono::steady_clock::now();
+      parallel(threads, [&](int) {
+        for (std::size_t begin; (begin = next.fetch_add(share)) < count;) {
+          const std::size_t length = std::min(count - begin, share);
+          if (repeat < 0) std::memset(from + begin, 1, length);
+          if (past_caches)
+            isa.stream_copy(to + begin, from + begin, length);
+          else
+            std::memcpy(to + begin, from + begin, length);
+        }
+        isa.finish();
+      });
+      if (repeat >= 0)
+        best = std::max(best, 2.0 * static_cast<double>(bytes) / seconds_since(start));
     }
-    if (repeat >= 0) best = std::max(best, 2.0 * static_cast<double>(bytes) / seconds_since(start));
   }
   return best;
 }

@@ -21,6 +21,11 @@ std::vector<const Isa*> usable_isas() {
   isas.push_back(&isa_x86_64_v2);
   return isas;
 }
+#elif defined(__aarch64__)
+// Advanced SIMD, which every such processor has.
+extern const Isa isa_aarch64;
+
+std::vector<const Isa*> usable_isas() { return {&isa_aarch64}; }
 #else
 extern const Isa isa_generic;
 

@@ -19,12 +19,21 @@ namespace {
 
 constexpr int kLanes = PACKEDCONV_LANES;
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
-// The same at any address: two of three kernel columns are misaligned.
+typedef std::int32_t Index __attribute__((vector_size(kLanes * sizeof(float))));
+// The same at any address.
 typedef float LooseVector
     __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));
 
 inline Vector load(const float* source) {
   return *reinterpret_cast<const LooseVector*>(source);
+}
+
+inline Vector load_aligned(const float* source) {
+  return *reinterpret_cast<const Vector*>(source);
+}
+
+inline void store(Vector value, float* target) {
+  *reinterpret_cast<LooseVector*>(target) = value;
 }
 
 inline Vector broadcast(float value) { return value - Vector{}; }
@@ -48,15 +57,147 @@ inline void stream(Vector value, float* target) {
 #endif
 }
 
-void copy_rows(float* target, std::ptrdiff_t target_step, const float* source,
-               std::ptrdiff_t source_step, std::int64_t rows, std::int64_t columns) {
-  const std::int64_t last = columns - kLanes;
-  for (std::int64_t row = 0; row < rows; ++row, target += target_step, source += source_step) {
-    for (std::int64_t i = 0; i < last; i += kLanes)
-      *reinterpret_cast<LooseVector*>(target + i) = load(source + i);
-    // The last vector overlaps the one before it, which is cheaper than a remainder.
-    *reinterpret_cast<LooseVector*>(target + last) = load(source + last);
+inline void prefetch(const char* address) { __builtin_prefetch(address, 0, 2); }
+
+#if defined(__AVX512F__)
+inline __mmask16 lane_mask(int begin, int end) {
+  return static_cast<__mmask16>((1u << end) - (1u << begin));
+}
+#elif defined(__AVX__)
+inline __m256i lane_mask(int begin, int end) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i from_begin = _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(begin - 1));
+  return _mm256_and_si256(from_begin, _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane));
+}
+#endif
+
+// Lanes [begin, end) of the vector at `source`, zero in the others, which are not read.
+inline Vector load_lanes(const float* source, int begin, int end) {
+  if (begin == 0 && end == kLanes) return load(source);
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(lane_mask(begin, end), source);
+#elif defined(__AVX__)
+  return _mm256_maskload_ps(source, lane_mask(begin, end));
+#else
+  Vector value{};
+  for (int lane = begin; lane < end; ++lane) value[lane] = source[lane];
+  return value;
+#endif
+}
+
+// Writes lanes [begin, end) of the vector at `target` and leaves the others alone.
+inline void store_lanes(Vector value, float* target, int begin, int end) {
+  if (begin == 0 && end == kLanes) {
+    store(value, target);
+    return;
   }
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(target, lane_mask(begin, end), value);
+#elif defined(__AVX__)
+  _mm256_maskstore_ps(target, lane_mask(begin, end), value);
+#else
+  for (int lane = begin; lane < end; ++lane) target[lane] = value[lane];
+#endif
+}
+
+// Lane l of the result is lane index[l] of the two vectors one after the other.
+inline Vector select(Vector low, Vector high, Index index) {
+#if defined(__clang__)
+  Vector result;
+  for (int lane = 0; lane < kLanes; ++lane)
+    result[lane] = index[lane] < kLanes ? low[index[lane]] : high[index[lane] - kLanes];
+  return result;
+#else
+  return __builtin_shuffle(low, high, index);
+#endif
+}
+
+// 0, step, 2 * step, ... plus first.
+inline Index counting(int first, int step) {
+  Index index;
+  for (int lane = 0; lane < kLanes; ++lane) index[lane] = first + step * lane;
+  return index;
+}
+
+// Every second float from `source`, whose lanes outside [begin, end) are zero and not read.
+inline Vector load_second(const float* source, int begin, int end) {
+  const int first = 2 * begin, last = 2 * end - 1;
+  const Vector low = load_lanes(source, first < kLanes ? first : kLanes,
+                                last < kLanes ? last : kLanes);
+  const Vector high = load_lanes(source + kLanes, first > kLanes ? first - kLanes : 0,
+                                 last > kLanes ? last - kLanes : 0);
+  return select(low, high, counting(0, 2));
+}
+
+inline Vector gather(const float* source, std::int64_t step, int begin, int end) {
+  Vector value{};
+  for (int lane = begin; lane < end; ++lane) value[lane] = source[lane * step];
+  return value;
+}
+
+template <int Step>
+inline Vector load_part(const FillWork& work, const LanePart& part, const float* source) {
+  const float* const from = source + part.source;
+  if (Step == 1) return load_lanes(from, part.inside_begin, part.inside_end);
+  if (Step == 2) return load_second(from, part.inside_begin, part.inside_end);
+  return gather(from, work.step, part.inside_begin, part.inside_end);
+}
+
+template <int Step>
+inline void fill_row(const FillWork& work, float* target, const float* source) {
+  for (std::int64_t i = 0; i < work.part_count; ++i) {
+    const LanePart& part = work.parts[i];
+    float* const to = target + part.target;
+    if (source == nullptr || part.inside_begin >= part.inside_end) {
+      store_lanes(Vector{}, to, part.begin, part.end);
+      for (std::int32_t v = 1; v < part.whole; ++v) store(Vector{}, to + v * kLanes);
+    } else if (Step == 1 && part.whole > 0) {
+      const float* const from = source + part.source;
+      for (std::int32_t v = 0; v < part.whole; ++v) {
+        store(load(from + v * kLanes), to + v * kLanes);
+      }
+    } else {
+      store_lanes(load_part<Step>(work, part, source), to, part.begin, part.end);
+    }
+  }
+}
+
+inline void fill_edges(const FillWork& work, float* target, const float* source) {
+  for (std::int64_t i = 0; i < work.edge_part_count; ++i) {
+    const EdgePart& part = work.edge_parts[i];
+    float* const to = target + part.target;
+    const float* const from = source + part.source;
+    if (source != nullptr && part.inside_begin == 0 && part.inside_end == 2 && work.step == 1 && work.edge_floats == 2) {
+      to[0] = from[0]; to[1] = from[1]; continue;
+    }
+    for (std::int64_t j = 0; j < work.edge_floats; ++j) {
+      const bool inside = source != nullptr && j >= part.inside_begin && j < part.inside_end;
+      to[j] = inside ? from[j * work.step] : 0.0f;
+    }
+  }
+}
+
+template <int Step>
+void fill_step(const FillWork& work) {
+  for (std::int64_t channel = 0; channel < work.channels; ++channel) {
+    const float* const plane = work.source + channel * work.channel_stride;
+    for (std::int64_t row = 0; row < work.rows; ++row) {
+      const std::int64_t place = channel * work.channel_rows + work.row_place[row];
+      const std::int64_t y = work.row_source[row];
+      const float* const source = y < 0 ? nullptr : plane + y * work.row_stride;
+      fill_row<Step>(work, work.tile + place * work.row_step, source);
+      fill_edges(work, work.edges + place * work.edge_floats, source);
+    }
+  }
+}
+
+void fill(const FillWork& work) {
+  if (work.step == 1)
+    fill_step<1>(work);
+  else if (work.step == 2)
+    fill_step<2>(work);
+  else
+    fill_step<0>(work);
 }
 
 void finish() {
@@ -65,48 +206,257 @@ void finish() {
 #endif
 }
 
-inline void store(Vector value, float* target, std::int64_t columns, std::int64_t stride,
-                  bool streamed) {
-  if (columns >= kLanes && stride == 1) {
-    if (streamed && reinterpret_cast<std::uintptr_t>(target) % sizeof(Vector) == 0)
-      stream(value, target);
-    else
-      *reinterpret_cast<LooseVector*>(target) = value;
-    return;
+// Sums of a tile in registers.
+template <int Rows, int Vectors>
+struct Sums {
+  Vector at[Rows][Vectors];
+
+  void set(Vector value) {
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) at[r][v] = value;
   }
-  for (int lane = 0; lane < kLanes && lane < columns; ++lane) target[lane * stride] = value[lane];
+  void add(const float* source) {
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v)
+        at[r][v] += load_aligned(source + (r * Vectors + v) * kLanes);
+  }
+  void keep(float* target) const {
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v)
+        *reinterpret_cast<Vector*>(target + (r * Vectors + v) * kLanes) = at[r][v];
+  }
+  void apply_relu() {
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) at[r][v] = relu(at[r][v]);
+  }
+  // Moves every row one pixel to the left; behind it comes lane r * edge_floats of `edges`.
+  void shift(Vector edges, std::int32_t edge_floats) {
+    const Index next = counting(1, 1);
+    Index last = next, rise{};
+    rise[kLanes - 1] = edge_floats;
+    for (int r = 0; r < Rows; ++r) {
+      for (int v = 0; v + 1 < Vectors; ++v) at[r][v] = select(at[r][v], at[r][v + 1], next);
+      at[r][Vectors - 1] = select(at[r][Vectors - 1], edges, last);
+      last += rise;
+    }
+  }
+};
+
+// Writes the parts of `vectors` vectors at `sums`.
+__attribute__((noinline)) void write_parts(const TileWork& work, const float* sums, int vectors,
+                                           std::int64_t channel) {
+  float* const output = work.output + channel * work.channel_stride;
+  std::int32_t i = 0;
+  for (int v = 0; v < vectors; ++v, sums += kLanes) {
+    for (; i < work.part_ends[v]; ++i) {
+      const StorePart& part = work.parts[i];
+      float* const target = output + part.target;
+      if (work.column_stride == 1) {
+        store_lanes(load_aligned(sums), target, part.begin, part.end);
+      } else {
+        for (std::int32_t lane = part.begin; lane < part.end; ++lane)
+          target[lane * work.column_stride] = sums[lane];
+      }
+    }
+  }
+}
+
+// Copies floats between places equally far into a line.
+__attribute__((noinline)) void copy_run(float* target, const float* source, std::int64_t floats,
+                                        bool past_caches) {
+  std::int64_t i = 0;
+  const std::int64_t ahead =
+      reinterpret_cast<std::uintptr_t>(target) % sizeof(Vector) / sizeof(float);
+  if (ahead > 0) {
+    const std::int64_t head = kLanes - ahead < floats ? kLanes - ahead : floats;
+    store_lanes(load(source), target, 0, static_cast<int>(head));
+    i = head;
+  }
+  for (; i + kLanes <= floats; i += kLanes) {
+    if (past_caches)
+      stream(load_aligned(source + i), target + i);
+    else
+      store(load_aligned(source + i), target + i);
+  }
+  if (i < floats)
+    store_lanes(load_aligned(source + i), target + i, 0, static_cast<int>(floats - i));
 }
 
 template <int Rows, int Vectors>
-void compute_tile(const TileWork& work) {
-  for (std::int64_t channel = 0; channel < work.channels; ++channel) {
-    Vector sum[Rows][Vectors];
-    const Vector first = broadcast(work.bias ? work.bias[channel] : 0.0f);
+inline void write(const TileWork& work, const Sums<Rows, Vectors>& sums, std::int64_t channel) {
+  if (work.run != nullptr) {
+    float* const target = work.run + channel * work.channel_stride;
+    // As far into a line as the target.
+    float* const stage = work.stage + reinterpret_cast<std::uintptr_t>(target) % 64 / 4;
+    // The last vector of a row may reach into the next row, which comes after it.
     for (int r = 0; r < Rows; ++r)
-      for (int v = 0; v < Vectors; ++v) sum[r][v] = first;
-
-    const Nonzero* const end = work.nonzeros + work.starts[channel + 1];
-    for (const Nonzero* nonzero = work.nonzeros + work.starts[channel]; nonzero != end; ++nonzero) {
-      const Vector weight = broadcast(nonzero->value);
-      const float* const source = work.tile + nonzero->offset;
-      for (int r = 0; r < Rows; ++r)
-        for (int v = 0; v < Vectors; ++v)
-          sum[r][v] += weight * load(source + r * work.row_step + v * kLanes);
-    }
-
-    float* const output = work.output + channel * work.channel_stride;
-    for (int r = 0; r < Rows && r < work.rows; ++r)
       for (int v = 0; v < Vectors; ++v)
-        store(work.relu ? relu(sum[r][v]) : sum[r][v],
-              output + r * work.row_stride + v * kLanes * work.column_stride,
-              work.columns - v * kLanes, work.column_stride, work.stream);
+        store(sums.at[r][v], stage + r * work.run_row_step + v * kLanes);
+    copy_run(target, stage, work.run_floats, work.stream);
+    return;
+  }
+  if (work.whole == nullptr) {
+    // By way of memory, so that only here are sums not in registers.
+    alignas(sizeof(Vector)) float kept[Rows * Vectors * kLanes];
+    sums.keep(kept);
+    write_parts(work, kept, Rows * Vectors, channel);
+    return;
+  }
+  float* const target = work.whole + channel * work.channel_stride;
+  if (work.stream) {
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v)
+        stream(sums.at[r][v], target + r * work.whole_row_step + v * kLanes);
+  } else {
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v)
+        store(sums.at[r][v], target + r * work.whole_row_step + v * kLanes);
   }
 }
 
-void compute(const TileWork& work) {
-  if (work.size.vectors == 4) return compute_tile<3, 4>(work);
-  if (work.size.vectors == 2) return compute_tile<6, 2>(work);
-  return compute_tile<12, 1>(work);
+template <int Rows, int Vectors>
+inline void end_channel(const TileWork& work, Sums<Rows, Vectors>& sums, std::int64_t channel) {
+  constexpr std::int64_t kTile = Rows * Vectors * kLanes;
+  if (work.sums_after != nullptr) {
+    sums.keep(work.sums_after + channel * kTile);
+  } else {
+    if (work.relu) sums.apply_relu();
+    write(work, sums, channel);
+  }
+  PrefetchWork& next = *work.prefetch;
+  for (std::int64_t i = 0; i < next.per_channel && next.next_row < next.count; ++i) {
+    prefetch(next.rows[next.next_row] + 64 * next.next_line);
+    if (++next.next_line == next.lines) {
+      next.next_line = 0;
+      ++next.next_row;
+    }
+  }
+}
+
+// What the vectors of a tile are read by, relative to what a nonzero's first pixel reads.
+template <int Vectors>
+struct LooseRows {
+  std::int64_t row_step;
+  Vector vector(const float* source, int row, int vector) const {
+    return load(source + row * row_step + vector * kLanes);
+  }
+};
+template <int Vectors>
+struct AlignedRows {
+  Vector vector(const float* source, int row, int vector) const {
+    return load_aligned(source + (row * Vectors + vector) * kLanes);
+  }
+};
+
+template <int Rows, int Vectors, typename Reader>
+inline void multiply_add(Sums<Rows, Vectors>& sums, Reader reader, const float* source,
+                         float value) {
+  const Vector weight = broadcast(value);
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v)
+      sums.at[r][v] += weight * reader.vector(source, r, v);
+}
+
+// Adds the products of the nonzeros from `nonzero` to `end`.
+template <int Rows, int Vectors, typename Reader>
+inline void add_nonzeros(Sums<Rows, Vectors>& sums, Reader reader, const float* tile,
+                         const Nonzero* nonzero, const Nonzero* end) {
+  // So few sums that each would wait for its last FMA: every second nonzero gets others.
+  constexpr bool kSplit = Rows * Vectors <= 8;
+  if (kSplit && end - nonzero > 1) {
+    Sums<Rows, Vectors> others;
+    others.set(Vector{});
+    for (; end - nonzero > 1; nonzero += 2) {
+      multiply_add(sums, reader, tile + nonzero[0].offset, nonzero[0].value);
+      multiply_add(others, reader, tile + nonzero[1].offset, nonzero[1].value);
+    }
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) sums.at[r][v] += others.at[r][v];
+  }
+  for (; nonzero != end; ++nonzero)
+    multiply_add(sums, reader, tile + nonzero->offset, nonzero->value);
+}
+
+template <int Rows, int Vectors>
+void compute_loose(const TileWork& work) {
+  constexpr std::int64_t kTile = Rows * Vectors * kLanes;
+  const LooseRows<Vectors> reader{work.row_step};
+  for (std::int64_t channel = 0; channel < work.channels; ++channel) {
+    Sums<Rows, Vectors> sums;
+    sums.set(broadcast(work.bias ? work.bias[channel] : 0.0f));
+    if (work.sums_before != nullptr) sums.add(work.sums_before + channel * kTile);
+    add_nonzeros(sums, reader, work.tile, work.nonzeros + work.starts[channel],
+                 work.nonzeros + work.starts[channel + 1]);
+    end_channel(work, sums, channel);
+  }
+}
+
+// Sums of one kernel column after the other, from the right: what a column's nonzeros read
+// lies one pixel to the left of what the column before it read, so with the sums shifted by
+// one in between, all of them read the same aligned vectors. The lanes that come in on the
+// right are those of `edges`, a vector of the pixels beside the tile's rows.
+template <int Rows, int Vectors, bool Edges>
+void compute_aligned(const TileWork& work) {
+  constexpr std::int64_t kTile = Rows * Vectors * kLanes;
+  constexpr std::int64_t kRow = Vectors * kLanes;
+  const AlignedRows<Vectors> reader{};
+  const std::int32_t edge_floats = static_cast<std::int32_t>(work.edge_floats);
+  const std::uint32_t* starts = work.starts;
+  for (std::int64_t channel = 0; channel < work.channels; ++channel) {
+    const Vector first = broadcast(work.bias ? work.bias[channel] : 0.0f);
+    Sums<Rows, Vectors> sums;
+    sums.set(first);
+    Vector edges = first;
+    const Nonzero* nonzero = work.nonzeros + *starts++;
+    for (int shift = work.shifts; shift > 0; --shift) {
+      const Nonzero* const end = work.nonzeros + *starts++;
+      if (Edges) {
+        for (; nonzero != end; ++nonzero) {
+          const std::int64_t row = static_cast<std::uint32_t>(nonzero->offset) / kRow;
+          edges += broadcast(nonzero->value) * load(work.edges + row * edge_floats);
+          multiply_add(sums, reader, work.tile + nonzero->offset, nonzero->value);
+        }
+        sums.shift(edges, edge_floats);
+        edges = select(edges, edges, counting(1, 1));
+      } else {
+        add_nonzeros(sums, reader, work.tile, nonzero, end);
+        nonzero = end;
+        sums.shift(edges, 0);
+      }
+    }
+    add_nonzeros(sums, reader, work.tile, nonzero, work.nonzeros + *starts);
+    if (work.sums_before != nullptr) sums.add(work.sums_before + channel * kTile);
+    end_channel(work, sums, channel);
+  }
+}
+
+// Loads that cross a cache line cost twice as much; only vectors as long as a line always do.
+constexpr bool kAligned = kLanes * sizeof(float) == 64;
+
+template <int Rows, int Vectors>
+constexpr TileKernel tile_kernel() {
+  return {Rows, Vectors, compute_loose<Rows, Vectors>,
+          kAligned ? compute_aligned<Rows, Vectors, false> : nullptr,
+          kAligned && Rows <= 8 ? compute_aligned<Rows, Vectors, true> : nullptr};
+}
+
+// No more sums than there are registers, beside one for the weight.
+constexpr TileKernel kKernels[] = {
+    tile_kernel<6, 2>(),  tile_kernel<3, 4>(), tile_kernel<12, 1>(), tile_kernel<7, 2>(),
+    tile_kernel<14, 1>(), tile_kernel<7, 1>(), tile_kernel<4, 1>(),  tile_kernel<4, 2>(),
+    tile_kernel<1, 1>(),
+#if defined(__AVX512F__) || defined(__aarch64__)
+    tile_kernel<4, 4>(),  tile_kernel<8, 2>(), tile_kernel<13, 1>(),
+#endif
+};
+
+void stream_copy(char* target, const char* source, std::size_t bytes) {
+  constexpr std::size_t kVector = sizeof(Vector);
+  std::size_t i = 0;
+  for (; i + kVector <= bytes; i += kVector)
+    stream(load_aligned(reinterpret_cast<const float*>(source + i)),
+           reinterpret_cast<float*>(target + i));
+  for (; i < bytes; ++i) target[i] = source[i];
 }
 
 // Enough independent chains to cover FMA latency times the units, as registers allow; no
@@ -135,7 +485,8 @@ double fma_burst(std::int64_t iterations) {
 }  // namespace
 
 extern const Isa PACKEDCONV_JOIN(isa_, PACKEDCONV_ISA);
-const Isa PACKEDCONV_JOIN(isa_, PACKEDCONV_ISA) = {PACKEDCONV_TEXT(PACKEDCONV_ISA), kLanes,
-                                                   compute, copy_rows, finish, fma_burst};
+const Isa PACKEDCONV_JOIN(isa_, PACKEDCONV_ISA) = {
+    PACKEDCONV_TEXT(PACKEDCONV_ISA), kLanes, kKernels,
+    static_cast<int>(sizeof kKernels / sizeof kKernels[0]), fill, finish, stream_copy, fma_burst};
 
 }  // namespace packedconv

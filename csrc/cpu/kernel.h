@@ -1,4 +1,4 @@
-// The inner kernel, compiled once per instruction set; isa.h picks one at run time.
+// The inner kernels, compiled once per instruction set; isa.h picks one at run time.
 //
 // Only plain functions and PODs may cross this header: a template or inline function
 // of the standard library instantiated in a translation unit built for AVX-512 could
@@ -11,43 +11,115 @@
 
 namespace packedconv {
 
-// A nonzero weight, decoded for one tile layout.
+// A nonzero weight, decoded for one layout of the tile.
 struct Nonzero {
   float value;
-  std::int32_t offset;  // floats from the tile's origin to the input of output pixel (0, 0)
+  std::int32_t offset;  // floats from the tile's origin to what its first output pixel reads
 };
 
-// Output pixels computed at once per output channel, all held in registers.
-struct TileSize {
-  int rows;
-  int vectors;  // along a row, each of Isa::lanes pixels
+// Lanes of one vector in the rows of a tile, and what of an image they show.
+struct LanePart {
+  std::int64_t target;              // floats from the row in the first tile to lane 0
+  std::int64_t source;              // elements from the image row to lane 0, maybe outside
+  std::int32_t begin, end;          // lanes to fill
+  std::int32_t inside_begin, inside_end;  // of those, the ones inside the image; others are zero
+  std::int32_t whole;               // vectors from here on, all of them inside, or 0
 };
 
-// One tile of one image for a range of output channels.
-struct TileWork {
-  TileSize size;
-  const float* tile;         // zero-padded copy of the input, all channels of the group
-  std::ptrdiff_t row_step;   // floats between the tile rows of consecutive output rows
-  const Nonzero* nonzeros;   // of all output channels
-  const std::uint32_t* starts;  // first nonzero of each channel in the range, and one more
+// Pixels beside the rows of a tile.
+struct EdgePart {
+  std::int64_t target, source;      // as of a LanePart, in the edges
+  std::int32_t inside_begin, inside_end;
+};
+
+// The copy of an image's rows into tiles, zero where they are outside the image.
+struct FillWork {
+  float* tile;
+  float* edges;  // or null
+  std::int64_t row_step, edge_floats;  // floats of a row in the tile and in the edges
   std::int64_t channels;
-  const float* bias;  // one value a channel in the range, or null
+  std::int64_t channel_rows;    // rows of a channel in the tile, of all phases
+  const float* source;          // row 0 of the first channel
+  std::int64_t channel_stride, row_stride;
+  std::int64_t step;            // elements between the sources of neighbouring lanes
+  // Of each row of a channel to fill: its place in the tile, and the image row it shows, or
+  // -1 for one outside.
+  const std::int32_t* row_place;
+  const std::int64_t* row_source;
+  std::int64_t rows;
+  const LanePart* parts;
+  std::int64_t part_count;
+  const EdgePart* edge_parts;
+  std::int64_t edge_part_count;
+};
+
+// Lanes of one vector of sums and where they go.
+struct StorePart {
+  std::int64_t target;  // elements from the output to where lane 0 would be
+  std::int32_t begin, end;
+};
+
+// Input to fetch while a tile is computed: rows of equal length.
+struct PrefetchWork {
+  const char* const* rows;
+  std::int64_t lines;  // of 64 bytes in a row
+  std::int64_t count;  // rows
+  std::int64_t next_row, next_line;
+  std::int64_t per_channel;  // lines to ask for with each output channel
+};
+
+// One tile for a block of input channels and a range of output channels.
+struct TileWork {
+  const float* tile;
+  const float* edges;     // of the tile's rows, or null
+  std::int64_t row_step;  // floats between what consecutive output rows read
+  std::int64_t edge_floats;
+  const Nonzero* nonzeros;
+  // Of each output channel and group of nonzeros, the first of its nonzeros; one more ends
+  // the last. Groups come with the shift falling from `shifts` to 0.
+  const std::uint32_t* starts;
+  int shifts;
+  std::int64_t channels;
+  // Sums of earlier blocks of channels, and where those of this one go when more follow.
+  const float* sums_before;
+  float* sums_after;
+  // What follows is for the last block.
+  const float* bias;  // for the first block: one value a channel in the range, or null
   bool relu;
-  bool stream;  // write past the caches, for outputs that they would not keep anyway
-  float* output;  // pixel (0, 0) of the tile in the first channel of the range
-  std::int64_t channel_stride, row_stride, column_stride;
-  std::int64_t rows, columns;  // of the tile that lie inside the output
+  bool stream;  // write past the caches
+  float* output;  // of the first channel of the range
+  std::int64_t channel_stride, column_stride;
+  // Where all of the tile is output: its rows, contiguous each, and else null.
+  float* whole;
+  std::int64_t whole_row_step;
+  // Where what is output of the tile is contiguous in memory, and else null: its rows without
+  // a gap, `run_floats` in all, put together at `stage` first.
+  float* run;
+  float* stage;
+  std::int64_t run_floats, run_row_step;
+  const StorePart* parts;         // of the vectors of row after row
+  const std::int32_t* part_ends;  // of each vector
+  PrefetchWork* prefetch;         // or null
+};
+
+// Kernels of one tile size.
+struct TileKernel {
+  int rows, vectors;
+  void (*loose)(const TileWork& work);
+  void (*aligned)(const TileWork& work);        // null where the path is not compiled
+  void (*aligned_edges)(const TileWork& work);  // null as well where rows are too many
 };
 
 struct Isa {
   const char* name;
   int lanes;  // floats in a vector
-  void (*compute)(const TileWork& work);
-  // Copies `rows` rows of `columns` >= lanes floats between arrays that do not overlap.
-  void (*copy_rows)(float* target, std::ptrdiff_t target_step, const float* source,
-                    std::ptrdiff_t source_step, std::int64_t rows, std::int64_t columns);
-  // Makes this thread's streamed writes visible to others; due after its compute.
+  const TileKernel* kernels;
+  int kernel_count;
+  void (*fill)(const FillWork& work);
+  // Makes this thread's streamed writes visible to others; due after its last tile.
   void (*finish)();
+  // Copies bytes between arrays that begin at multiples of 64, written past the caches.
+  void (*stream_copy)(char* target, const char* source, std::size_t bytes);
   // Runs `iterations` passes of independent FMAs in registers; returns the FLOP done.
   double (*fma_burst)(std::int64_t iterations);
 };

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "../integers.h"
+#include "../weight_check.h"
 #include "column_estimate.h"
 #include "column_table.h"
 #include "conv2d.h"
-#include "weight_check.h"
 
 namespace packedconv {
 namespace {

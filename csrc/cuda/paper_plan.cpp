@@ -6,8 +6,8 @@
 
 #include "../integers.h"
 #include "../packed_word.h"
+#include "../weight_check.h"
 #include "conv2d.h"
-#include "weight_check.h"
 
 namespace packedconv {
 namespace {

@@ -2,24 +2,50 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-def conv2d(
-    input: int,
+class CpuPlan:
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        output_shape: Sequence[int],
+        words: np.ndarray,
+        offsets: np.ndarray,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        threads: int,
+        schedule: Optional[Dict[str, Any]] = None,
+    ) -> None: ...
+    def execute(
+        self,
+        input: int,
+        input_strides: Sequence[int],
+        bias: int,
+        relu: bool,
+        output: int,
+        output_strides: Sequence[int],
+        threads: int,
+    ) -> None: ...
+    @property
+    def schedule(self) -> Dict[str, Any]: ...
+    @property
+    def facts(self) -> Dict[str, Any]: ...
+    @property
+    def why(self) -> str: ...
+
+def cpu_schedules(
     input_shape: Sequence[int],
-    input_strides: Sequence[int],
+    output_shape: Sequence[int],
     words: np.ndarray,
     offsets: np.ndarray,
     kernel: Sequence[int],
-    bias: int,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    relu: bool,
-    output: int,
-    output_shape: Sequence[int],
-    output_strides: Sequence[int],
     threads: int,
-) -> None: ...
+) -> List[Dict[str, Any]]: ...
 
 class CudaPlan:
     @property
@@ -63,6 +89,7 @@ def copy_bandwidth(threads: int, bytes: int, repeats: int) -> float: ...
 def keep_freed_memory() -> bool: ...
 def isa() -> str: ...
 def isas() -> List[str]: ...
+def parallel_library() -> str: ...
 def build_info() -> Dict[str, Any]: ...
 def gpus() -> List[Dict[str, Any]]: ...
 def cuda_driver_version() -> str: ...

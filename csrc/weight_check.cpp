@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../packed_word.h"
+#include "packed_word.h"
 
 namespace packedconv {
 namespace {

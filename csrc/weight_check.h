@@ -1,10 +1,10 @@
 // Whether a packed weight is what its layer says. A kernel that reads a word trusts it, so this
 // is what stands between a weight that was written to and an access out of bounds.
-#ifndef PACKEDCONV_CUDA_WEIGHT_CHECK_H
-#define PACKEDCONV_CUDA_WEIGHT_CHECK_H
+#ifndef PACKEDCONV_WEIGHT_CHECK_H
+#define PACKEDCONV_WEIGHT_CHECK_H
 
-#include "../layer_shape.h"
-#include "../packed_view.h"
+#include "layer_shape.h"
+#include "packed_view.h"
 
 namespace packedconv {
 

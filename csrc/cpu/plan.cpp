@@ -1,0 +1,309 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <utility>
+
+#include "../integers.h"
+#include "../weight_check.h"
+#include "decoded_weight.h"
+#include "geometry.h"
+#include "isa.h"
+#include "naive.h"
+#include "parallel.h"
+#include "schedule.h"
+#include "tiles.h"
+#include "workspace.h"
+
+namespace packedconv {
+namespace {
+
+// Items for each thread, so that one that is held up does not hold up all.
+constexpr std::int64_t kItemsPerThread = 4;
+
+// Items that one thread begins with; others take from it when theirs are done.
+struct alignas(64) Share {
+  std::atomic<std::int64_t> next;
+  std::int64_t end;
+};
+
+double byte_count(std::int64_t floats) { return 4.0 * static_cast<double>(floats); }
+
+}  // namespace
+
+struct CpuPlan::State {
+  // What a call is about.
+  struct Call {
+    const float* input;
+    packedconv_strides input_strides;
+    const float* bias;
+    bool relu;
+    float* output;
+    packedconv_strides output_strides;
+  };
+  // An item is a slice of the output channels of a group, for a strip of tiles.
+  struct Item {
+    std::int64_t group, strip_index, first_tile, tiles, first_channel, channels;
+    bool last_slice;
+  };
+
+  packedconv_layer_shape shape;
+  const Isa* isa;
+  CpuSchedule schedule;
+  CpuPlanFacts facts;
+  Geometry geometry;
+  // For the naive path, which decodes where it computes.
+  std::vector<std::uint32_t> words, offsets;
+  PackedView view;
+  DecodedWeight weight;
+  std::int64_t strips, slices;
+  std::vector<std::vector<std::int64_t>> slice_begins;  // of each group
+  void (*compute)(const TileWork&);
+  std::int64_t sums_floats = 0;
+  std::size_t thread_bytes = 0;
+
+  bool naive() const { return schedule.path == CpuPath::naive; }
+  // Whether each block of channels is copied right before it is computed, so that the copy stays
+  // in the first cache; not where another slice or tile wants it again.
+  bool fills_blocks() const { return weight.blocks > 1 && slices == 1 && schedule.strip == 1; }
+  std::int64_t items() const {
+    return naive() ? shape.batch * shape.out_channels : shape.groups * strips * slices;
+  }
+
+  void set_naive(const PackedView& packed);
+  void set_tiles(const PackedView& packed, int threads);
+  Item item(std::int64_t index) const;
+  ChannelRange block(std::int64_t index) const;
+  void fetch(PrefetchWork* prefetch, const ThreadMemory& memory, const Call& call,
+             std::int64_t group, ChannelRange channels, std::int64_t tile,
+             std::int64_t steps) const;
+  void compute_tile(TileWork* work, const Item& item, std::int64_t tile,
+                    const ThreadMemory& memory, const Call& call) const;
+  void compute_item(std::int64_t index, const ThreadMemory& memory, std::int64_t* filled,
+                    const Call& call) const;
+};
+
+void CpuPlan::State::set_naive(const PackedView& packed) {
+  words.assign(packed.words, packed.words + packed.word_count);
+  offsets.assign(packed.offsets, packed.offsets + packed.offset_count);
+  view = packed;
+  view.words = words.data();
+  view.offsets = offsets.data();
+  facts.pieces_per_tile = facts.slices = 1;
+  facts.lanes_used = 1.0;
+  facts.plan_bytes = 4 * (packed.word_count + packed.offset_count);
+}
+
+void CpuPlan::State::set_tiles(const PackedView& packed, int threads) {
+  const bool aligned = schedule.path == CpuPath::aligned;
+  geometry = make_geometry(shape, isa->lanes, schedule.rows, schedule.vectors, aligned);
+  schedule.block_channels = std::min(schedule.block_channels, geometry.channels);
+  schedule.strip = std::min(schedule.strip, std::max<std::int64_t>(1, geometry.tiles));
+  strips = ceil_div(geometry.tiles, schedule.strip);
+  const TileKernel& kernel = *find_kernel(*isa, schedule.rows, schedule.vectors);
+  compute = !aligned                  ? kernel.loose
+            : geometry.edge_floats > 0 ? kernel.aligned_edges
+                                       : kernel.aligned;
+  weight = decode_weight(packed, shape, geometry, schedule.block_channels);
+
+  const std::int64_t channels = shape.out_channels / shape.groups;
+  const std::int64_t wanted = threads > 1 ? kItemsPerThread * threads : 1;
+  slices = std::min(channels, ceil_div(wanted, std::max<std::int64_t>(1, shape.groups * strips)));
+  std::int64_t most = 0;
+  for (std::int64_t group = 0; group < shape.groups; ++group) {
+    slice_begins.push_back(cut_slices(weight, group * channels, channels, slices));
+    for (std::int64_t k = 0; k < slices; ++k)
+      most = std::max(most, slice_begins.back()[k + 1] - slice_begins.back()[k]);
+  }
+  sums_floats = weight.blocks > 1 ? most * schedule.rows * schedule.vectors * isa->lanes : 0;
+  ThreadMemory counted;
+  thread_bytes = cut_memory(nullptr, geometry, schedule.strip, sums_floats, &counted);
+
+  facts.pieces_per_tile = geometry.pieces_per_tile;
+  facts.lanes_used = geometry.tiles > 0 ? geometry.lanes_used() : 1.0;
+  facts.tile_bytes = 4 * schedule.block_channels * geometry.channel_rows *
+                     (geometry.row_step + geometry.edge_floats);
+  facts.slices = slices;
+  facts.plan_bytes = weight.bytes();
+  facts.workspace_bytes = static_cast<std::int64_t>(thread_bytes);
+}
+
+CpuPlan::State::Item CpuPlan::State::item(std::int64_t index) const {
+  Item item;
+  const std::int64_t slice = index % slices;
+  item.strip_index = index / slices;
+  item.group = item.strip_index / strips;
+  item.first_tile = item.strip_index % strips * schedule.strip;
+  item.tiles = std::min(schedule.strip, geometry.tiles - item.first_tile);
+  const std::vector<std::int64_t>& begins = slice_begins[static_cast<std::size_t>(item.group)];
+  item.first_channel = begins[static_cast<std::size_t>(slice)];
+  item.channels = begins[static_cast<std::size_t>(slice) + 1] - item.first_channel;
+  item.last_slice = slice + 1 == slices;
+  return item;
+}
+
+ChannelRange CpuPlan::State::block(std::int64_t index) const {
+  const std::int64_t first = index * schedule.block_channels;
+  return {first, std::min(schedule.block_channels, geometry.channels - first)};
+}
+
+// Asks for the input of a strip from `tile` on during the next `steps` output channels.
+void CpuPlan::State::fetch(PrefetchWork* prefetch, const ThreadMemory& memory, const Call& call,
+                           std::int64_t group, ChannelRange channels, std::int64_t tile,
+                           std::int64_t steps) const {
+  *prefetch = PrefetchWork{};
+  if (!schedule.prefetch || tile >= geometry.tiles) return;
+  *prefetch = next_rows(memory, geometry, shape,
+                        call.input + group * geometry.channels * call.input_strides.channel,
+                        call.input_strides, channels, tile,
+                        std::min(schedule.strip, geometry.tiles - tile));
+  prefetch->per_channel = ceil_div(prefetch->count * prefetch->lines, steps);
+}
+
+void CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t tile,
+                                  const ThreadMemory& memory, const Call& call) const {
+  const float* const input =
+      call.input + item.group * geometry.channels * call.input_strides.channel;
+  const std::int64_t first_tile = item.first_tile + tile;
+  place_tile(work, memory, geometry, shape, call.output_strides, schedule.stream, first_tile);
+  for (std::int64_t b = 0; b < weight.blocks; ++b) {
+    const ChannelRange channels = block(b);
+    if (fills_blocks()) {
+      fill_tiles(memory, geometry, *isa, shape, input, call.input_strides, channels, first_tile,
+                 1);
+      const bool last = b + 1 == weight.blocks;
+      fetch(work->prefetch, memory, call, item.group, block(last ? 0 : b + 1),
+            last ? first_tile + 1 : first_tile, item.channels);
+      work->tile = memory.tiles;
+      work->edges = memory.edges;
+    } else {
+      work->tile = memory.tiles + tile * geometry.tile_floats() +
+                   channels.first * geometry.channel_floats();
+      work->edges = memory.edges + tile * geometry.tile_edge_floats() +
+                    channels.first * geometry.channel_rows * geometry.edge_floats;
+    }
+    work->starts = weight.channel_starts(b, item.first_channel);
+    work->sums_before = b == 0 ? nullptr : memory.sums;
+    work->sums_after = b + 1 == weight.blocks ? nullptr : memory.sums;
+    work->bias = b == 0 && call.bias != nullptr ? call.bias + item.first_channel : nullptr;
+    compute(*work);
+  }
+}
+
+// `filled` is the strip whose input the thread has in memory, or -1.
+void CpuPlan::State::compute_item(std::int64_t index, const ThreadMemory& memory,
+                                  std::int64_t* filled, const Call& call) const {
+  const Item work_item = item(index);
+  if (work_item.channels == 0) return;
+  PrefetchWork prefetch{};
+  if (!fills_blocks()) {
+    const ChannelRange all{0, geometry.channels};
+    if (*filled != work_item.strip_index)
+      fill_tiles(memory, geometry, *isa, shape,
+                 call.input + work_item.group * geometry.channels * call.input_strides.channel,
+                 call.input_strides, all, work_item.first_tile, work_item.tiles);
+    *filled = work_item.strip_index;
+    if (work_item.last_slice)
+      fetch(&prefetch, memory, call, work_item.group, all,
+            work_item.first_tile + schedule.strip,
+            work_item.tiles * weight.blocks * work_item.channels);
+  }
+  TileWork work{};
+  work.row_step = geometry.flat ? geometry.vectors * geometry.lanes : geometry.row_step;
+  work.edge_floats = geometry.edge_floats;
+  work.nonzeros = weight.nonzeros.data();
+  work.shifts = geometry.shifts();
+  work.channels = work_item.channels;
+  work.relu = call.relu;
+  work.output = call.output + work_item.first_channel * call.output_strides.channel;
+  work.channel_stride = call.output_strides.channel;
+  work.column_stride = call.output_strides.column;
+  work.prefetch = &prefetch;
+  for (std::int64_t tile = 0; tile < work_item.tiles; ++tile)
+    compute_tile(&work, work_item, tile, memory, call);
+}
+
+CpuPlan::CpuPlan(const packedconv_layer_shape& shape, const PackedView& weight, int threads,
+                 const CpuSchedule* schedule) {
+  check_weight(shape, weight);
+  auto state = std::make_unique<State>();
+  State& s = *state;
+  s.shape = shape;
+  s.isa = &selected_isa();
+  threads = std::max(1, threads);
+  if (schedule != nullptr) {
+    check_schedule(*schedule, *s.isa, shape);
+    s.schedule = *schedule;
+  } else {
+    s.schedule =
+        list_schedules(*s.isa, shape, static_cast<double>(weight.word_count), threads).front();
+  }
+  s.facts.isa = s.isa->name;
+  s.facts.lanes = s.isa->lanes;
+  const std::int64_t pixels = shape.batch * shape.out_height * shape.out_width;
+  s.facts.flop = 2.0 * static_cast<double>(weight.word_count) * static_cast<double>(pixels);
+  s.facts.bytes =
+      byte_count(shape.batch * shape.in_channels * shape.in_height * shape.in_width) +
+      byte_count(shape.out_channels * pixels) + byte_count(weight.word_count + weight.offset_count);
+  if (s.naive())
+    s.set_naive(weight);
+  else
+    s.set_tiles(weight, threads);
+  s.facts.items = s.items();
+  s.facts.why = explain(s.schedule, *s.isa, shape, s.geometry);
+  state_ = std::move(state);
+}
+
+CpuPlan::~CpuPlan() = default;
+
+void CpuPlan::execute(const float* input, const packedconv_strides& input_strides,
+                      const float* bias, bool relu, float* output,
+                      const packedconv_strides& output_strides, int threads) const {
+  const State& s = *state_;
+  const std::int64_t items = s.items();
+  if (items == 0 || s.shape.out_height == 0 || s.shape.out_width == 0) return;
+  const State::Call call{input, input_strides, bias, relu, output, output_strides};
+  const int workers =
+      static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(threads, items)));
+
+  const std::size_t shares_bytes = sizeof(Share) * static_cast<std::size_t>(workers);
+  const Workspace workspace(shares_bytes + s.thread_bytes * static_cast<std::size_t>(workers));
+  Share* const shares = reinterpret_cast<Share*>(workspace.data());
+  for (int i = 0; i < workers; ++i)
+    new (&shares[i]) Share{{items * i / workers}, items * (i + 1) / workers};
+
+  parallel(workers, [&](int index) {
+    ThreadMemory memory{};
+    if (!s.naive())
+      cut_memory(workspace.data() + shares_bytes +
+                     s.thread_bytes * static_cast<std::size_t>(index),
+                 s.geometry, s.schedule.strip, s.sums_floats, &memory);
+    std::int64_t filled = -1;
+    for (int i = 0; i < workers; ++i) {
+      Share& share = shares[(index + i) % workers];
+      for (;;) {
+        const std::int64_t item = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (item >= share.end) break;
+        if (s.naive())
+          naive_channel(s.shape, input, input_strides, s.view, bias, relu, output, output_strides,
+                        item / s.shape.out_channels, item % s.shape.out_channels);
+        else
+          s.compute_item(item, memory, &filled, call);
+      }
+    }
+    s.isa->finish();
+  });
+}
+
+const CpuSchedule& CpuPlan::schedule() const { return state_->schedule; }
+const CpuPlanFacts& CpuPlan::facts() const { return state_->facts; }
+
+std::vector<CpuSchedule> cpu_schedules(const packedconv_layer_shape& shape,
+                                       const PackedView& weight, int threads) {
+  check_weight(shape, weight);
+  return list_schedules(selected_isa(), shape, static_cast<double>(weight.word_count),
+                        std::max(1, threads));
+}
+
+}  // namespace packedconv

@@ -1,0 +1,42 @@
+// The choice of a schedule: what a layer may use, and what is likely to be fast.
+#ifndef PACKEDCONV_CPU_SCHEDULE_H
+#define PACKEDCONV_CPU_SCHEDULE_H
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "geometry.h"
+#include "isa.h"
+#include "plan.h"
+
+namespace packedconv {
+
+// Bytes of the caches of one core; common values where the system does not tell.
+struct CacheSizes {
+  std::int64_t l1, l2;
+};
+CacheSizes cache_sizes();
+
+// Null where the instruction set has none of this size.
+const TileKernel* find_kernel(const Isa& isa, int rows, int vectors);
+
+// Throws std::invalid_argument for a schedule that the instruction set or layer does not have.
+void check_schedule(const CpuSchedule& schedule, const Isa& isa,
+                    const packedconv_layer_shape& shape);
+
+// Seconds are not meant: cycles of one core, of the layer's tiles and fills.
+double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
+                       const packedconv_layer_shape& shape, double nonzeros);
+
+// All that the layer may use, the fastest by estimate first.
+std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_shape& shape,
+                                        double nonzeros, int threads);
+
+// Why the first of them is first, in words.
+std::string explain(const CpuSchedule& schedule, const Isa& isa,
+                    const packedconv_layer_shape& shape, const Geometry& geometry);
+
+}  // namespace packedconv
+
+#endif
