@@ -16,6 +16,24 @@ constexpr std::int64_t kStreamBytes = 4 << 20;
 // Of the first cache for the input of a block; the rest passes through.
 constexpr double kTileShare = 0.85;
 
+// What schedules are compared by, about cycles of one core: fitted to the times of all
+// candidates on layers of many shapes (Intel Xeon with AVX-512, two cores).
+struct Costs {
+  double nonzero;  // of each nonzero and tile, beside those of its sums
+  double sum;      // of a multiply-add with a load that crosses no line
+  double edge;     // of the pixels beside a tile, with each nonzero that reads them
+  double latency;  // of a multiply-add until its sum is there
+  double from_l2, beyond_l2;  // factors for input that does not stay in the first cache
+  double channel;  // of an output channel and block
+  double shift, carry;  // of moving a sum by a pixel, and through memory between two blocks
+  double store, store_pieces;  // of a vector of sums
+  double fill, fill_block;     // of a vector of the copy, and of one that stays in the first cache
+  double fill_edge;            // of a row of the edges
+  double second, gather;       // factors for every second pixel, and for others
+};
+constexpr Costs kCosts{0.8, 1.4, 1.5, 4.0, 1.4, 1.8, 38.0, 0.8, 1.3,
+                       1.5, 4.5, 7.4, 5.3, 6.7, 2.1,  16.0};
+
 Geometry geometry_of(const CpuSchedule& schedule, const Isa& isa,
                      const packedconv_layer_shape& shape) {
   return make_geometry(shape, isa.lanes, schedule.rows, schedule.vectors,
@@ -96,40 +114,60 @@ void check_schedule(const CpuSchedule& schedule, const Isa& isa,
 }
 
 double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
-                       const packedconv_layer_shape& shape, double nonzeros) {
+                       const packedconv_layer_shape& shape, double nonzeros, int threads) {
+  const Costs& cost = kCosts;
   const Geometry g = geometry_of(schedule, isa, shape);
   const CacheSizes caches = cache_sizes();
   const double sums = schedule.rows * schedule.vectors;
-  const double group_nonzeros = nonzeros / static_cast<double>(shape.groups);
-  const double out_channels = static_cast<double>(shape.out_channels / shape.groups);
+  const double groups = static_cast<double>(shape.groups);
+  const double out_channels = static_cast<double>(shape.out_channels) / groups;
   const double blocks = static_cast<double>(ceil_div(g.channels, schedule.block_channels));
-  const double tiles = static_cast<double>(g.tiles * shape.groups);
+  const double tiles = static_cast<double>(g.tiles) * groups;
+  const double strips =
+      static_cast<double>(ceil_div(std::max<std::int64_t>(1, g.tiles), schedule.strip)) * groups;
 
-  // Two loads a cycle, of which one at any address costs two where it crosses a line of 64
-  // bytes, as 1/16 of its addresses, or all but that, do.
+  // A load costs two where it crosses a line of 64 bytes, as it does at all addresses but one
+  // in 16 when it is as long as a line.
   const double crossing = isa.lanes * 4.0 / 64.0 * 15.0 / 16.0;
-  const double columns = static_cast<double>(shape.kernel_width);
-  double loads = sums;
-  if (schedule.path == CpuPath::loose) {
-    loads += sums * (columns > 1 || g.row_step % isa.lanes ? crossing : 0.0);
-  } else if (g.edge_floats > 0) {
-    loads += 1.7 * (1.0 - 1.0 / columns);
-  }
-  // Few sums wait for their own FMAs.
-  const double latency_bound = 4.0 / (sums <= 8 ? 2.0 : 1.0);
-  double per_nonzero = std::max(0.5 * loads + 0.6, latency_bound);
-  // Input that does not stay in the first cache comes from the second.
-  const std::int64_t bytes = block_bytes(g, std::min(g.channels, schedule.block_channels));
-  if (static_cast<double>(bytes) > static_cast<double>(caches.l1)) per_nonzero *= 1.5;
+  const bool anywhere = schedule.path == CpuPath::loose &&
+                        (shape.kernel_width > 1 || g.row_step % isa.lanes != 0);
+  double per_nonzero = cost.nonzero + sums * cost.sum * (anywhere ? 1.0 + crossing : 1.0);
+  if (g.edge_floats > 0)
+    per_nonzero += cost.edge * (1.0 - 1.0 / static_cast<double>(shape.kernel_width));
+  // Few sums wait for their own multiply-adds.
+  per_nonzero = std::max(per_nonzero, cost.latency / (sums <= 8 ? 2.0 : 1.0));
+  // Input that does not stay in the first cache comes from the second, or from beyond.
+  const double l1 = static_cast<double>(caches.l1), l2 = static_cast<double>(caches.l2);
+  if (static_cast<double>(block_bytes(g, schedule.block_channels)) > l1)
+    per_nonzero *= static_cast<double>(block_bytes(g, g.channels)) > l2 / 2 ? cost.beyond_l2
+                                                                            : cost.from_l2;
 
-  const double shift = schedule.path == CpuPath::aligned ? g.shifts() * sums * 0.5 : 0.0;
-  const double channel_block = 8.0 + shift + (blocks > 1 ? 2.0 * sums : 0.0);
-  const double store = sums * (g.pieces_per_tile > 1 || g.tile_lanes != g.piece_columns ? 2.5 : 1.2);
-  const double fill = static_cast<double>(g.channels * g.channel_rows) *
-                      (1.5 * static_cast<double>(ceil_div(g.row_step, isa.lanes)) +
-                       (g.edge_floats > 0 ? 3.0 : 0.0));
-  return tiles * (group_nonzeros * per_nonzero + out_channels * (blocks * channel_block + store) +
-                  fill);
+  const double shift = schedule.path == CpuPath::aligned ? g.shifts() * sums * cost.shift : 0.0;
+  const double carried = blocks > 1 ? sums * cost.carry : 0.0;
+  const double store = sums * (g.pieces_per_tile > 1 ? cost.store_pieces : cost.store);
+  const double compute = tiles * (nonzeros / groups * per_nonzero +
+                                  out_channels * (blocks * (cost.channel + shift + carried) + store));
+
+  const double step = static_cast<double>(shape.stride_width);
+  const double per_vector = step == 1 ? 1.0 : step == 2 ? cost.second : cost.gather;
+  const bool blockwise = blocks > 1 && schedule.strip == 1 && strips >= 4.0 * threads;
+  const double fill_strip =
+      static_cast<double>(schedule.strip * g.channels * g.channel_rows) *
+      (per_vector * (blockwise ? cost.fill_block : cost.fill) *
+           static_cast<double>(ceil_div(g.row_step, isa.lanes)) +
+       (g.edge_floats > 0 ? cost.fill_edge : 0.0));
+  // Every thread fills the strips of which it computes a slice.
+  const double fills = std::max(1.0, strips / threads);
+  return compute / threads + fill_strip * fills;
+}
+
+// Whether all that a tile writes is whole lines of 64 bytes.
+bool writes_lines(const Geometry& g, const packedconv_layer_shape& shape) {
+  const auto lines = [](std::int64_t floats) { return floats % 16 == 0; };
+  if (!lines(shape.out_height * shape.out_width) || g.pieces_per_tile > 1) return false;
+  if (g.flat) return lines(g.tile_lanes);
+  return lines(g.out_columns) ? lines(g.tile_lanes)
+                              : g.column_blocks == 1 && lines(g.tile_rows * g.out_columns);
 }
 
 std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_shape& shape,
@@ -145,10 +183,9 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
   for (int i = 0; i < isa.kernel_count; ++i) {
     const TileKernel& kernel = isa.kernels[i];
     for (const CpuPath path : {CpuPath::aligned, CpuPath::loose}) {
-      const bool aligned = path == CpuPath::aligned;
-      if (aligned && (kernel.aligned == nullptr ||
-                      !aligned_fits(shape, isa.lanes, kernel.rows, kernel.vectors,
-                                    kernel.aligned_edges != nullptr)))
+      if (path == CpuPath::aligned &&
+          (kernel.aligned == nullptr || !aligned_fits(shape, isa.lanes, kernel.rows, kernel.vectors,
+                                                      kernel.aligned_edges != nullptr)))
         continue;
       CpuSchedule schedule;
       schedule.path = path;
@@ -156,14 +193,15 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
       schedule.vectors = kernel.vectors;
       const Geometry g = geometry_of(schedule, isa, shape);
       schedule.strip = strip_for(g, caches.l2, threads);
-      schedule.prefetch = false;
-      schedule.stream = output > kStreamBytes;
-      const std::int64_t blocked = block_for(g, caches.l1);
-      for (const std::int64_t block : {blocked, g.channels}) {
-        if (block == g.channels && blocked == g.channels && block != blocked) continue;
+      schedule.stream = output > kStreamBytes && writes_lines(g, shape);
+      std::vector<std::int64_t> blocks{g.channels};
+      if (block_for(g, caches.l1) < g.channels) blocks.push_back(block_for(g, caches.l1));
+      for (const std::int64_t block : blocks) {
         schedule.block_channels = block;
-        candidates.push_back({schedule, estimate_cycles(schedule, isa, shape, nonzeros)});
-        if (blocked == g.channels) break;
+        // Input that is copied block by block comes in pieces too short for the processor to
+        // see where they lead.
+        schedule.prefetch = block < g.channels && schedule.strip == 1;
+        candidates.push_back({schedule, estimate_cycles(schedule, isa, shape, nonzeros, threads)});
       }
     }
   }

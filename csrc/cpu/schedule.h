@@ -25,9 +25,9 @@ const TileKernel* find_kernel(const Isa& isa, int rows, int vectors);
 void check_schedule(const CpuSchedule& schedule, const Isa& isa,
                     const packedconv_layer_shape& shape);
 
-// Seconds are not meant: cycles of one core, of the layer's tiles and fills.
+// Cycles that the layer takes on as many cores, as far as the schedule decides it.
 double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
-                       const packedconv_layer_shape& shape, double nonzeros);
+                       const packedconv_layer_shape& shape, double nonzeros, int threads);
 
 // All that the layer may use, the fastest by estimate first.
 std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_shape& shape,

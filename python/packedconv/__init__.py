@@ -16,6 +16,7 @@ if typing.TYPE_CHECKING:
     from packedconv.device import devices
     from packedconv.module import SparseConv2d
     from packedconv.packed import PackedWeight, PackWarning, pack
+    from packedconv.plan import CpuPlan
 
 __version__ = "0.1.0"
 
@@ -28,9 +29,10 @@ _HOMES = {
     "conv2d": "packedconv.conv",
     "SparseConv2d": "packedconv.module",
     "devices": "packedconv.device",
+    "CpuPlan": "packedconv.plan",
 }
 
-__all__ = ["PackWarning", "PackedWeight", "SparseConv2d", "conv2d", "devices", "pack"]
+__all__ = ["CpuPlan", "PackWarning", "PackedWeight", "SparseConv2d", "conv2d", "devices", "pack"]
 
 
 def __getattr__(name):

@@ -1,5 +1,6 @@
 """Arguments of a convolution, checked and brought to one form (as torch's conv2d)."""
 
+import functools
 import numbers
 import typing
 
@@ -11,6 +12,8 @@ def pair(name: str, value: object, minimum: int) -> Pair:
 
     Raises TypeError for another type and ValueError for a value below `minimum`.
     """
+    if type(value) is int and value >= minimum:
+        return value, value
     if is_integer(value):
         values = (value, value)  # type: typing.Tuple
     elif isinstance(value, (tuple, list)):
@@ -95,3 +98,48 @@ def output_shape(
             )
         result.append((padded - extent) // stride[axis] + 1)
     return result[0], result[1]
+
+
+def check_channels(channels: int, group_channels: int, groups: int) -> None:
+    """Refuse an input of another number of channels. Raises ValueError."""
+    if channels != group_channels * groups:
+        raise ValueError(
+            f"input: expected {group_channels * groups} channels ({group_channels} of the weight "
+            f"x {groups} groups), got {channels}"
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def output_geometry(
+    size: Pair,
+    weight: typing.Tuple[int, int, int],
+    stride: Pair,
+    before: Pair,
+    after: Pair,
+    dilation: Pair,
+) -> typing.Tuple[Pair, Pair]:
+    """(H_out, W_out), and the stride in its one form.
+
+    weight: (IC/groups, K_h, K_w). Raises as `output_shape`, and ValueError for what 64-bit
+    indices do not reach.
+    """
+    kernel = (weight[1], weight[2])
+    result = output_shape(size, kernel, stride, before, after, dilation)
+    # The stride of a single row or column has no meaning, and may be beyond all bounds.
+    stride = (stride[0] if result[0] > 1 else 1, stride[1] if result[1] > 1 else 1)
+    _check_index_range(weight[0], result, stride, kernel, dilation)
+    return result, stride
+
+
+def _check_index_range(
+    channels: int, size: Pair, stride: Pair, kernel: Pair, dilation: Pair
+) -> None:
+    """Refuse what could overflow the 64-bit indices of the kernels' input tiles."""
+    # No tile is larger than 64 x 256 outputs.
+    rows = 64 * stride[0] + dilation[0] * kernel[0]
+    columns = 256 * stride[1] + dilation[1] * kernel[1]
+    if max(channels * rows * columns, size[0] * size[1]) >= 1 << 62:
+        raise ValueError(
+            f"input: expected a padded image that 64-bit indices reach, got {size[0]} x {size[1]} "
+            f"outputs at stride {stride}; use less padding, stride or dilation"
+        )

@@ -5,7 +5,7 @@ import typing
 import numpy as np
 import torch
 
-from packedconv import _core, arguments, cuda, ops
+from packedconv import arguments, cpu, cuda, ops
 from packedconv.device import device_limits
 from packedconv.packed import PackedWeight
 
@@ -31,11 +31,16 @@ def conv2d(
     out: float32 tensor of the result's shape to write into, any strides; it must not
     share memory with the other arguments. Returns `out`, or a new contiguous tensor.
 
-    All tensors are on the CPU, or all on one NVIDIA GPU. There the kernel (paper section 5)
-    runs in the stream that is current on that GPU. The first call for a shape of input copies
-    what it needs of the weight there and waits; later calls wait for nothing, and a CUDA
-    graph can capture them. torch.compile and torch.export (torch 2.4 and later) keep
-    the call as one op, `packedconv::conv2d`.
+    All tensors are on the CPU, or all on one NVIDIA GPU.
+    On the CPU the first call for a shape of input and a number of threads makes a plan: it
+    checks every word, chooses a schedule and decodes the weight into the order of the kernel.
+    `packed.plan` does the same ahead of time and shows what it costs and why. The packed weight
+    keeps the plan; later calls allocate nothing but the result.
+    On a GPU the kernel (paper section 5) runs in the stream that is current there. The first
+    call for a shape of input copies what it needs of the weight there and waits; later calls
+    wait for nothing, and a CUDA graph can capture them.
+    torch.compile and torch.export (torch 2.4 and later) keep the call as one op,
+    `packedconv::conv2d`.
 
     Products and sums are FP32, in an order that on the CPU does not depend on the number of
     threads (torch.get_num_threads()). Skipped zeros differ from a dense product in one way only:
@@ -47,6 +52,8 @@ def conv2d(
     """
     return compute(input, packed, bias, stride, padding, dilation, groups, activation, out)
 
+
+_increment_version = getattr(torch.autograd.graph, "increment_version", None)
 
 # Computes (input, packed, bias, stride, padding before, dilation, groups, relu) into out.
 Launch = typing.Callable[..., None]
@@ -104,31 +111,27 @@ def compute_padded(
     launch: typing.Optional[Launch] = None,
 ) -> torch.Tensor:
     """`compute` for arguments in their one form: pairs, and padding before and after."""
-    device = input.device
-    if device.type == "cuda":
-        device_limits(device.index)  # raises before anything is allocated there
+    if input.is_cuda:
+        device_limits(input.device.index)  # raises before anything is allocated there
     if launch is None:
-        launch = cuda.launch if device.type == "cuda" else _launch_on_cpu
+        launch = cuda.launch if input.is_cuda else cpu.launch
     # A negated view (such as the imaginary part of a conjugate) holds the opposite values.
     batched = input.resolve_neg()
     if input.dim() == 3:
         batched = batched.unsqueeze(0)
-    shape = packed.shape
-    out_channels, group_channels, kernel = shape[0], shape[1], shape[2:]
-    check_channels(input, group_channels, groups)
-    size = arguments.output_shape(
-        (batched.shape[2], batched.shape[3]), kernel, stride, before, after, dilation
+    images, channels, height, width = batched.shape
+    out_channels, group_channels = packed.shape[:2]
+    arguments.check_channels(channels, group_channels, groups)
+    size, stride = arguments.output_geometry(
+        (height, width), packed.shape[1:], stride, before, after, dilation
     )
-    # The stride of a single row or column has no meaning, and may be beyond all bounds.
-    stride = (stride[0] if size[0] > 1 else 1, stride[1] if size[1] > 1 else 1)
-    _check_index_range(group_channels, size, stride, kernel, dilation)
     if bias is not None:
         check_bias(bias, out_channels, input)
         bias = bias.resolve_neg().contiguous()
 
-    shape = (batched.shape[0], out_channels) + size
+    shape = (images, out_channels) + size
     if out is None:
-        result = _empty(shape if input.dim() == 4 else shape[1:], device)
+        result = _empty(shape if input.dim() == 4 else shape[1:], input.device)
     else:
         _check_out(out, shape if input.dim() == 4 else shape[1:], batched, bias)
         result = out
@@ -137,37 +140,6 @@ def compute_padded(
     if out is not None:
         _count_write(out)
     return result
-
-
-def _launch_on_cpu(
-    input: torch.Tensor,
-    packed: PackedWeight,
-    bias: typing.Optional[torch.Tensor],
-    stride: arguments.Pair,
-    before: arguments.Pair,
-    dilation: arguments.Pair,
-    groups: int,
-    relu: bool,
-    out: torch.Tensor,
-) -> None:
-    _core.conv2d(
-        input=input.data_ptr(),
-        input_shape=tuple(input.shape),
-        input_strides=input.stride(),
-        words=packed.words,
-        offsets=packed.offsets,
-        kernel=packed.shape[2:],
-        bias=0 if bias is None else bias.data_ptr(),
-        stride=stride,
-        padding=before,
-        dilation=dilation,
-        groups=groups,
-        relu=relu,
-        output=out.data_ptr(),
-        output_shape=tuple(out.shape),
-        output_strides=out.stride(),
-        threads=torch.get_num_threads(),
-    )
 
 
 def check_input(input: torch.Tensor) -> None:
@@ -190,7 +162,7 @@ def check_tensor(
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}: expected a dense (strided) tensor, got {tensor.layout}")
     if input is None:
-        if tensor.device.type not in ("cpu", "cuda"):
+        if not tensor.is_cuda and tensor.device.type != "cpu":
             raise ValueError(
                 f"{name}: expected a tensor on the CPU or an NVIDIA GPU, the devices that there "
                 f"are kernels for, got {tensor.device}; move it with .cpu() or .cuda()"
@@ -207,44 +179,16 @@ def check_tensor(
         )
 
 
-def check_channels(input: torch.Tensor, group_channels: int, groups: int) -> None:
-    channels = input.shape[-3]
-    if channels != group_channels * groups:
-        raise ValueError(
-            f"input: expected {group_channels * groups} channels ({group_channels} of the weight "
-            f"x {groups} groups), got {channels}"
-        )
-
-
 def check_bias(bias: torch.Tensor, out_channels: int, input: torch.Tensor) -> None:
     check_tensor("bias", bias, input)
     if tuple(bias.shape) != (out_channels,):
         raise ValueError(f"bias: expected shape ({out_channels},), got {tuple(bias.shape)}")
 
 
-def _check_index_range(
-    channels: int,
-    size: arguments.Pair,
-    stride: arguments.Pair,
-    kernel: arguments.Pair,
-    dilation: arguments.Pair,
-) -> None:
-    """Refuse what could overflow the 64-bit indices of the kernels' input tiles."""
-    # No tile is larger than 64 x 256 outputs.
-    rows = 64 * stride[0] + dilation[0] * kernel[0]
-    columns = 256 * stride[1] + dilation[1] * kernel[1]
-    if max(channels * rows * columns, size[0] * size[1]) >= 1 << 62:
-        raise ValueError(
-            f"input: expected a padded image that 64-bit indices reach, got {size[0]} x {size[1]} "
-            f"outputs at stride {stride}; use less padding, stride or dilation"
-        )
-
-
 def _count_write(tensor: torch.Tensor) -> None:
     """Let autograd notice that the kernel wrote into a tensor that a graph may have saved."""
-    increment_version = getattr(torch.autograd.graph, "increment_version", None)
-    if increment_version is not None and not tensor.is_inference():
-        increment_version(tensor)
+    if _increment_version is not None and not tensor.is_inference():
+        _increment_version(tensor)
 
 
 def _empty(shape: typing.Tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -8,6 +8,8 @@ import torch
 from packedconv import arguments, packed_file
 from packedconv.conv import IntOrPair, conv2d
 from packedconv.packed import PackedWeight, pack
+from packedconv.plan import CpuPlan
+from packedconv.schedule import Schedule
 
 
 class SparseConv2d(torch.nn.Module):
@@ -15,7 +17,7 @@ class SparseConv2d(torch.nn.Module):
 
     input float32 (N, IC, H, W) or (IC, H, W); output (N, OC, H_out, W_out) or (OC, ...).
     Takes the arguments of `packedconv.conv2d`, and raises as it does. Its state_dict holds the
-    bias, and the packed weight as the bytes of the packed file.
+    bias, and the packed weight as the bytes of the packed file, with what `autotune` kept.
     """
 
     def __init__(
@@ -79,12 +81,37 @@ class SparseConv2d(torch.nn.Module):
             input,
             self.packed,
             self.bias,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            groups=self.groups,
             activation=self.activation,
+            **self._options(),
         )
+
+    def plan(
+        self,
+        input_shape: typing.Sequence[int],
+        threads: typing.Optional[int] = None,
+        schedule: typing.Optional[Schedule] = None,
+    ) -> CpuPlan:
+        """The plan of the layer on the CPU for an input of this shape; see PackedWeight.plan."""
+        return self.packed.plan(input_shape, **self._options(), threads=threads, schedule=schedule)
+
+    def autotune(
+        self,
+        input_shape: typing.Sequence[int],
+        threads: typing.Optional[int] = None,
+        seconds: float = 1.0,
+    ) -> CpuPlan:
+        """Keep the fastest schedule for inputs of this shape; see PackedWeight.autotune."""
+        return self.packed.autotune(
+            input_shape, **self._options(), threads=threads, seconds=seconds
+        )
+
+    def _options(self) -> typing.Dict[str, typing.Any]:
+        return {
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+        }
 
     def get_extra_state(self) -> torch.Tensor:
         content = np.frombuffer(packed_file.to_bytes(self.packed), dtype=np.uint8)

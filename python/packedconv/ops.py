@@ -140,7 +140,7 @@ class _Call:
         self.after = arguments.pair("padding after", after, 0)
         self.dilation = arguments.pair("dilation", dilation, 1)
         self.groups = arguments.group_count(groups, self.shape[0])
-        conv.check_channels(input, self.shape[1], self.groups)
+        arguments.check_channels(input.shape[-3], self.shape[1], self.groups)
         if bias is not None:
             conv.check_bias(bias, self.shape[0], input)
 

@@ -5,6 +5,11 @@ import warnings
 
 import numpy as np
 
+from packedconv.schedule import PlanKey, Schedule, checked_schedules
+
+if typing.TYPE_CHECKING:
+    from packedconv.plan import CpuPlan
+
 # As in csrc/packed_word.h.
 BLOCK_CHANNELS = 256
 MAX_KERNEL = 16
@@ -44,16 +49,19 @@ class PackedWeight:
     shape: (OC, IC/groups, K_h, K_w) of the unpacked weight.
     underflowed, subnormals: how many weights FP16 turned into zero (and packing dropped),
     and into subnormals of reduced precision.
+    schedules: of earlier calls of `autotune`, as the property of that name gives them. They stay
+    with the weight in files, copies and pickles; comparisons ignore them.
 
     Raises TypeError for arrays of another type, ValueError for contents that are not a
     packed weight: offsets that fall or do not span the words, an index outside the kernel,
-    words out of order, a zero or non-finite value.
+    words out of order, a zero or non-finite value; and for schedules of no call with it.
     """
 
     __slots__ = (
         "__weakref__",
         "_derived",
         "_offsets",
+        "_schedules",
         "_shape",
         "_subnormals",
         "_underflowed",
@@ -67,6 +75,7 @@ class PackedWeight:
         shape: typing.Sequence[int],
         underflowed: int = 0,
         subnormals: int = 0,
+        schedules: typing.Optional[typing.Mapping[PlanKey, Schedule]] = None,
     ) -> None:
         self._derived = {}  # type: typing.Dict[str, typing.Any]
         self._shape = checked_shape(tuple(int(size) for size in shape))
@@ -78,6 +87,7 @@ class PackedWeight:
             raise ValueError(f"words: expected one axis, got shape {self._words.shape}")
         _check_offsets(self._offsets, self._shape, len(self._words))
         _check_words(self._words, self._offsets, self._shape)
+        self._schedules = checked_schedules(schedules or {}, self._shape)
 
     @property
     def words(self) -> np.ndarray:
@@ -98,6 +108,69 @@ class PackedWeight:
     @property
     def subnormals(self) -> int:
         return self._subnormals
+
+    @property
+    def schedules(self) -> typing.Dict[PlanKey, Schedule]:
+        """What `autotune` kept, by call: a copy."""
+        # One step of the interpreter, while another thread may keep one more.
+        kept = self._schedules.copy()
+        return {key: dict(schedule) for key, schedule in kept.items()}
+
+    def _keep_schedule(self, key: PlanKey, schedule: Schedule) -> None:
+        self._schedules[key] = schedule
+
+    def plan(
+        self,
+        input_shape: typing.Sequence[int],
+        stride: typing.Union[int, typing.Tuple[int, int]] = 1,
+        padding: typing.Union[str, int, typing.Tuple[int, int]] = 0,
+        dilation: typing.Union[int, typing.Tuple[int, int]] = 1,
+        groups: int = 1,
+        threads: typing.Optional[int] = None,
+        schedule: typing.Optional[Schedule] = None,
+    ) -> "CpuPlan":
+        """The plan that `conv2d` computes with on the CPU for an input of this shape; print it.
+
+        input_shape: (N, IC, H, W) or (IC, H, W). stride, padding, dilation, groups: as in
+        `packedconv.conv2d`. threads: torch.get_num_threads() where None. schedule: one to use
+        instead of what `autotune` kept or the estimate prefers, such as a changed copy of another
+        plan's; `conv2d` goes on with its own.
+
+        The first call makes the plan, executes nothing, and keeps it with the weight, so that
+        later ones and `conv2d` find it: up to plan.MAX_PLANS plans, the last used ones.
+
+        Raises TypeError and ValueError as `conv2d` for the same faults, ValueError for a schedule
+        that this layer or build does not have, MemoryError.
+        """
+        from packedconv import plan
+
+        key = plan.plan_key(self, input_shape, stride, padding, dilation, groups, threads)
+        return plan.find(self, key, None if schedule is None else plan.frozen(schedule))
+
+    def autotune(
+        self,
+        input_shape: typing.Sequence[int],
+        stride: typing.Union[int, typing.Tuple[int, int]] = 1,
+        padding: typing.Union[str, int, typing.Tuple[int, int]] = 0,
+        dilation: typing.Union[int, typing.Tuple[int, int]] = 1,
+        groups: int = 1,
+        threads: typing.Optional[int] = None,
+        seconds: float = 1.0,
+    ) -> "CpuPlan":
+        """Time the schedules of a call on random input and keep the fastest for `conv2d`.
+
+        Arguments as in `plan`. Runs about `seconds`, in which large layers compare few schedules:
+        give at least a hundred executions. Where no other schedule is clearly faster (3 %),
+        the one that the estimate prefers is kept. What is kept counts for this call on so many
+        threads and this instruction set; it is in `schedules`, and saved with the weight.
+
+        Returns the plan. Raises as `plan`, and ValueError for seconds that are not positive.
+        An error or an interrupt leaves the weight as it was.
+        """
+        from packedconv import autotune, plan
+
+        key = plan.plan_key(self, input_shape, stride, padding, dilation, groups, threads)
+        return autotune.autotune(self, key, seconds)
 
     def derived(self, name: str, make: typing.Callable[[], typing.Any]) -> typing.Any:
         """What a device or a tracer keeps beside the weight, made by `make` when first asked for.
@@ -165,7 +238,10 @@ class PackedWeight:
     def __reduce__(self):
         return (
             PackedWeight,
-            (self._words, self._offsets, self._shape, self._underflowed, self._subnormals),
+            (
+                *(self._words, self._offsets, self._shape, self._underflowed, self._subnormals),
+                self.schedules,
+            ),
         )
 
     def __repr__(self) -> str:

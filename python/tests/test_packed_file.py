@@ -14,6 +14,7 @@ import torch
 
 from packedconv import packed_file
 from packedconv.packed import PackedWeight, PackWarning, pack
+from packedconv.schedule import PlanKey
 
 HEADER_BYTES = 48
 DIGEST_BYTES = 32
@@ -47,12 +48,16 @@ def crafted(
     nonzeros=None,
     version=1,
     magic=b"\x89PKCONV\n",
+    section=None,
+    section_bytes=None,
 ):
     """A file with a correct checksum, written as FORMAT.md says."""
     nonzeros = len(words) if nonzeros is None else nonzeros
     body = magic + struct.pack("<IIIHHQQQ", version, *shape, 0, 0, nonzeros)
+    if section is not None:
+        body += struct.pack("<Q", len(section) if section_bytes is None else section_bytes)
     body += struct.pack(f"<{len(offsets)}I", *offsets) + struct.pack(f"<{len(words)}I", *words)
-    return with_checksum(body)
+    return with_checksum(body + (section or b""))
 
 
 def load_bytes(content, path):
@@ -65,13 +70,18 @@ def test_vector_file(path):
     text = SPECIFICATION.read_text("utf-8")
     vectors = json.loads(re.search(r"```json\n(.*?)```", text, re.S).group(1))
     with_files = [vector for vector in vectors if "file" in vector]
-    assert with_files
+    assert {"schedules" in vector for vector in with_files} == {False, True}
     for vector in with_files:
         content = bytes.fromhex("".join(vector["file"]))
         packed = load_bytes(content, path)
         assert [f"{word:08x}" for word in packed.words] == vector["words"]
         assert packed.offsets.tolist() == vector["offsets"]
         assert packed.shape == tuple(vector["shape"])
+        kept = [
+            json.loads(json.dumps(dict(key._asdict(), schedule=schedule)))
+            for key, schedule in packed.schedules.items()
+        ]
+        assert kept == vector.get("schedules", [])
         assert packed_file.to_bytes(packed) == content
 
 
@@ -159,8 +169,8 @@ def test_crafted_file_is_read(path):
     [
         ({"magic": b"\x89PKCONW\n"}, r"expected a packed file"),
         ({"magic": b"\x89PNG\r\n\x1a\n"}, r"expected a packed file"),
-        ({"version": 2}, r"expected format version 1, got 2"),
-        ({"version": 0}, r"expected format version 1, got 0"),
+        ({"version": 3}, r"expected format version 1 or 2, got 3"),
+        ({"version": 0}, r"expected format version 1 or 2, got 0"),
         ({"offsets": (0, 2, 1)}, r"offsets: expected rising"),
         ({"offsets": (0, 2**32 - 1, 2)}, r"offsets: expected rising"),
         ({"offsets": (0, 1, 1)}, r"offsets: expected to run from 0 to 2"),
@@ -265,3 +275,147 @@ def test_failed_write_leaves_the_old_file(packed, path, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert pathlib.Path(path).read_bytes() == before
     assert os.listdir(tmp_path) == ["layer.packed"]
+
+
+# Schedules.
+
+SCHEDULE = {
+    "path": "loose",
+    "rows": 6,
+    "vectors": 2,
+    "block_channels": 2,
+    "strip": 1,
+    "prefetch": False,
+    "stream": True,
+}
+
+
+def key(batch=1, **changes):
+    """A call with the crafted weight, 2 x 2 channels, 2 x 3."""
+    shapes = {"input_shape": (batch, 2, 6, 7), "output_shape": (batch, 2, 5, 5)}
+    values = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+    return PlanKey(**{**shapes, **values, "threads": 2, "isa": "x86-64-v3", **changes})
+
+
+def section(**changes):
+    """The schedules of a file, one of them, with fields that differ."""
+    schedule = {**SCHEDULE, **changes.pop("schedule", {})}
+    entry = {**key()._asdict(), "schedule": schedule, **changes}
+    return json.dumps([entry], sort_keys=True, separators=(",", ":")).encode()
+
+
+def scheduled(count=3):
+    loaded = packed_file.from_bytes(crafted())
+    schedules = {key(batch): {**SCHEDULE, "rows": 1 + batch} for batch in range(count)}
+    return PackedWeight(loaded.words, loaded.offsets, loaded.shape, schedules=schedules)
+
+
+def test_crafted_schedule_is_read(path):
+    loaded = load_bytes(crafted(version=2, section=section()), path)
+    assert loaded.schedules == {key(): SCHEDULE}
+    assert loaded == load_bytes(crafted(), path)
+
+
+def test_round_trip_of_schedules(path):
+    packed = scheduled()
+    packed.save(path)
+    loaded = PackedWeight.load(path)
+    assert loaded == packed
+    assert loaded.schedules == packed.schedules
+    assert len(loaded.schedules) == 3
+    assert packed_file.to_bytes(loaded) == packed_file.to_bytes(packed)
+
+
+def test_order_of_the_schedules_does_not_matter():
+    packed = scheduled()
+    turned = dict(reversed(list(packed.schedules.items())))
+    other = PackedWeight(packed.words, packed.offsets, packed.shape, schedules=turned)
+    assert packed_file.to_bytes(other) == packed_file.to_bytes(packed)
+
+
+def test_without_schedules_the_file_is_of_version_1():
+    packed = scheduled(0)
+    assert packed_file.to_bytes(packed) == crafted()
+
+
+def test_reader_of_version_1_refuses_schedules_by_their_version(monkeypatch):
+    content = packed_file.to_bytes(scheduled())
+    monkeypatch.setattr(packed_file, "WITH_SCHEDULES", packed_file.PLAIN)
+    with pytest.raises(ValueError, match=r"expected format version .*, got 2; read it with"):
+        packed_file.from_bytes(content)
+
+
+def test_every_changed_byte_of_a_file_with_schedules_is_noticed():
+    content = packed_file.to_bytes(scheduled(1))
+    for index in range(len(content)):
+        damaged = bytearray(content)
+        damaged[index] ^= 0x10
+        with pytest.raises(ValueError, match=r"expected|checksum|truncated"):
+            packed_file.from_bytes(bytes(damaged))
+    for length in range(len(content)):
+        with pytest.raises(ValueError, match=r"expected|truncated"):
+            packed_file.from_bytes(content[:length])
+    with pytest.raises(ValueError, match=r"expected \d+ bytes, got"):
+        packed_file.from_bytes(content + b"]")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**32, 2**62, 2**64 - 1])
+def test_absurd_sizes_of_schedules_allocate_nothing(size, path):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"expected \d+ bytes, got"):
+        load_bytes(crafted(version=2, section=section(), section_bytes=size), path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"schedules: expected JSON"),
+        (b"[]", r"schedules: expected an array of at least one"),
+        (b"{}", r"schedules: expected an array of at least one"),
+        (b"[1]", r"schedules: expected the fields .*, got 1"),
+        (b"[{}]", r"schedules: expected the fields .*, got \[\]"),
+        (b"\xff" * 20, r"schedules: expected JSON in ASCII"),
+        (b"[" * 10**6, r"schedules: expected flat JSON"),
+        (b"[" * 400 + b"]" * 400, r"schedules: expected the fields"),
+        (b"[" + b"9" * 10**4 + b"]", r"schedules: expected"),
+        (section() + b" ", r"schedules: expected sorted entries"),
+        (section().replace(b",", b", ", 1), r"schedules: expected sorted entries"),
+        (b"[" + section()[1:-1] + b"," + section()[1:-1] + b"]", r"expected .* each once"),
+        (section(threads=2).replace(b'"threads":2', b'"threads":02'), r"schedules: expected JSON"),
+        (section(threads=2.0), r"schedules: expected threads of at least 1, got 2.0"),
+        (section(threads=0), r"schedules: expected threads of at least 1, got 0"),
+        (section(threads=True), r"schedules: expected threads"),
+        (section(threads=2**63), r"schedules: expected threads"),
+        (section(threads="2"), r"schedules: expected threads"),
+        (section(more=1), r"schedules: expected the fields"),
+        (section(isa=""), r"schedules: expected isa"),
+        (section(isa=4), r"schedules: expected isa"),
+        (section(isa="x86 64"), r"schedules: expected isa"),
+        (section(isa="x\u00e9"), r"schedules: expected isa"),
+        (section(groups=3), r"schedules: expected an input of 6 channels and groups that divide 2"),
+        (section(groups=0), r"schedules: expected groups of at least 1, got 0"),
+        (section(stride=1), r"schedules: expected stride of 2 integers, got 1"),
+        (section(stride=[1, 0]), r"schedules: expected stride of at least 1, got 0"),
+        (section(padding=[0, -1]), r"schedules: expected padding of at least 0, got -1"),
+        (section(dilation=[1, 1, 1]), r"schedules: expected dilation of 2 integers"),
+        (section(input_shape=[1, 3, 6, 7]), r"schedules: expected an input of 2 channels"),
+        (section(input_shape=[1, 2, 0, 7]), r"schedules: expected input_shape of at least 1"),
+        (section(input_shape=[2, 6, 7]), r"schedules: expected input_shape of 4 integers"),
+        (section(output_shape=[1, 3, 5, 5]), r"schedules: expected an output of 1 images and 2"),
+        (section(output_shape=[2, 2, 5, 5]), r"schedules: expected an output of 1 images"),
+        (section(schedule={"rows": 0}), r"schedule: expected rows of at least 1, got 0"),
+        (section(schedule={"rows": 2**31}), r"schedule: expected rows"),
+        (section(schedule={"vectors": 1.5}), r"schedule: expected vectors"),
+        (section(schedule={"strip": True}), r"schedule: expected strip"),
+        (section(schedule={"prefetch": 1}), r"schedule: expected prefetch to be true or false"),
+        (section(schedule={"path": "fast"}), r"schedule: expected path to be one of naive, loose"),
+        (section(schedule={"path": []}), r"schedule: expected path"),
+        (section(schedule={"speed": 1}), r"schedule: expected the fields path, .*, got 'speed'"),
+        (section().replace(b'"strip":1,', b""), r"schedule: expected the field strip"),
+    ],
+)
+def test_crafted_schedules_with_a_correct_checksum(content, message, path):
+    with pytest.raises(ValueError, match=message) as caught:
+        load_bytes(crafted(version=2, section=content), path)
+    assert str(caught.value).startswith(path)
