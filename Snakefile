@@ -4,6 +4,7 @@ build -> weights -> check -> bench -> collect -> figures, tables, claims, audit 
 """
 
 import glob
+import json
 import os
 import pathlib
 import sys
@@ -32,6 +33,9 @@ for variable, folder in (
 
 try:
     SETTINGS = configuration.resolve(config, ROOT)
+    # By table ("layers", "layers_cold", "ladder") and name of a layer: what is measured on a CPU
+    # beside the paper's layers.
+    LISTED = configuration.resolve_layer_tables(config, ROOT)
     DEVICE, RUN = SETTINGS["device"]["name"], SETTINGS["run"]
     RESULTS = f"results/{DEVICE}/{RUN}"
     configuration.check_stored_settings(SETTINGS, ROOT / RESULTS / "settings.json")
@@ -86,7 +90,8 @@ TABLE_SCRIPTS = {
 # never measures again. How a script reports an error (script.py) changes no result.
 PACKAGE = "python/packedconv"
 MEASURE_MODULES = (
-    "arguments conv cuda device files layer ops packed samples_file settings weights"
+    "arguments autotune conv cpu cuda device files layer ops packed plan samples_file schedule"
+    " settings weights"
 )
 PLOT_MODULES = "device files layer roofline samples_file settings weights"
 MEASURE_SOURCES = [
@@ -97,14 +102,20 @@ PLOT_SOURCES = [
     *sorted(glob.glob(f"{PACKAGE}/plots/*.py")),
     *sorted(glob.glob(f"{PACKAGE}/evidence/*.py")),
     *(f"{PACKAGE}/{name}.py" for name in PLOT_MODULES.split()),
+    # What the spread of rounds is, and the names of rungs.
+    *(f"{PACKAGE}/bench/{name}.py" for name in ("rungs", "spread")),
     "figures/packedconv.mplstyle",
     "config/schema/paper.schema.yaml",
 ]
+# What a packed weight is.
+PACKING = [f"{PACKAGE}/{name}.py" for name in ("arguments", "packed", "schedule")]
+# Of experiments that are checked against the ceilings as a run's layers are.
+LISTED_SOURCES = [*PLOT_SOURCES, f"{PACKAGE}/collect.py"]
 COMPILED_SOURCES = sorted(
     path for path in glob.glob("csrc/**", recursive=True) if os.path.isfile(path)
 )
 # Of the table of instructions: the kernels, the choice among them, and what counts.
-INSTRUCTION_MODULES = "config files layer packed weights"
+INSTRUCTION_MODULES = "arguments config files layer packed schedule settings weights"
 INSTRUCTION_SOURCES = [
     *(f"{PACKAGE}/{name}.py" for name in INSTRUCTION_MODULES.split()),
     *(
@@ -211,6 +222,49 @@ def experiment_results(wildcards):
     ]
 
 
+def cpu_results(wildcards):
+    """The results folder of a CPU. Raises ValueError for another device."""
+    if DEVICES[wildcards.device]["kind"] != "cpu":
+        raise ValueError(
+            f"device: expected a CPU, which this target is about, got {wildcards.device}; "
+            "name one: figures/cpu/..."
+        )
+    return f"results/{wildcards.device}/{RUN}"
+
+
+def listed_samples(folder, table):
+    """Samples of the layers of a table, or of the ladder, in the order of config/layers.yaml."""
+    return [f"{folder}/{table}/{name}.csv" for name in LISTED[table]]
+
+
+def listed_results(wildcards, table):
+    """The files that a table of layers, or the ladder, is rendered from."""
+    folder = cpu_results(wildcards)
+    samples = listed_samples(folder, table)
+    names = ("settings.json", "ceilings.csv", "ceilings.json")
+    return [
+        *(f"{folder}/{name}" for name in names),
+        *samples,
+        *(path.replace(".csv", ".json") for path in samples),
+    ]
+
+
+def experiment_text(wildcards):
+    """What is measured of a listed layer, for a script."""
+    table = wildcards.get("table", "ladder")
+    return json.dumps(LISTED[table][wildcards.listed], sort_keys=True)
+
+
+def experiment_environment(wildcards):
+    """Variables that the process which measures a listed layer needs, as env takes them."""
+    return [
+        f"{name}={value}"
+        for name, value in LISTED[wildcards.table][wildcards.listed][
+            "environment"
+        ].items()
+    ]
+
+
 MEASURE_TIMES = [
     f"{RESULTS}/times/{step}.tsv"
     for step in (
@@ -254,6 +308,9 @@ wildcard_constraints:
     layer="|".join(LAYERS),
     panel="a|b",
     device="|".join(FAMILIES),
+    # A layer of config/layers.yaml.
+    listed="|".join({name for table in LISTED.values() for name in table}),
+    table="layers|layers_cold",
 
 
 rule all:
@@ -472,6 +529,61 @@ rule fixed_cost:
         " --out {output.times} --facts {output.facts} > {log} 2>&1"
 
 
+rule listed_layer:
+    """Time one layer of the tables of layers: all contenders, rounds interleaved; on a CPU only."""
+    input:
+        script="scripts/layers.py",
+        settings=rules.settings.output,
+        stamp=rules.build.output.stamp,
+        sources=MEASURE_SOURCES,
+    output:
+        samples=f"{RESULTS}/{{table}}/{{listed}}.csv",
+        facts=f"{RESULTS}/{{table}}/{{listed}}.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/{{table}}_{{listed}}.log",
+    benchmark:
+        f"{RESULTS}/times/{{table}}_{{listed}}.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: MEASURE_THREADS
+    params:
+        experiment=experiment_text,
+        environment=experiment_environment,
+    message:
+        "Timing {wildcards.listed} of {wildcards.table}"
+    shell:
+        "env {params.environment} python {input.script} --settings {input.settings}"
+        " --experiment {params.experiment:q} --stamp {input.stamp}"
+        " --out {output.samples} --facts {output.facts} > {log} 2>&1"
+
+
+rule listed_ladder:
+    """Time every rung of the ladder for one layer; on a CPU only."""
+    input:
+        script="scripts/ladder.py",
+        settings=rules.settings.output,
+        stamp=rules.build.output.stamp,
+        sources=MEASURE_SOURCES,
+    output:
+        samples=f"{RESULTS}/ladder/{{listed}}.csv",
+        facts=f"{RESULTS}/ladder/{{listed}}.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/ladder_{{listed}}.log",
+    benchmark:
+        f"{RESULTS}/times/ladder_{{listed}}.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: MEASURE_THREADS
+    params:
+        experiment=experiment_text,
+    message:
+        "Timing the ladder of {wildcards.listed}"
+    shell:
+        "python {input.script} --settings {input.settings}"
+        " --experiment {params.experiment:q} --stamp {input.stamp}"
+        " --out {output.samples} --facts {output.facts} > {log} 2>&1"
+
+
 rule collect:
     """All samples of the run in one table, refused when they exceed the measured peak."""
     input:
@@ -507,7 +619,7 @@ rule drawing:
         script=lambda wildcards: DRAWING_SCRIPTS[wildcards.figure],
         module=rules.build.output.module,
         sources=PLOT_SOURCES,
-        packing=f"{PACKAGE}/packed.py",
+        packing=PACKING,
     output:
         multiext(f"{FIGURES}/{{figure}}", pdf=".pdf", png=".png", csv=".csv"),
     log:
@@ -646,6 +758,60 @@ rule experiment_figure:
         " --results {params.results} --out {output.pdf} > {log} 2>&1"
 
 
+rule layers:
+    """Both tables of layers, which `all` does not make: half an hour of measuring."""
+    input:
+        [table(f"{FIGURES}/{DEVICE}/{name}") for name in ("layers", "layers_cold")],
+    message:
+        "The tables of layers are there"
+
+
+rule layer_table:
+    """Layers of a CPU with warm or cold caches: speedup, fraction of the bound, plan."""
+    input:
+        script="scripts/table_layers.py",
+        results=lambda wildcards: listed_results(wildcards, wildcards.table),
+        sources=LISTED_SOURCES,
+    output:
+        multiext(f"{FIGURES}/{{device}}/{{table}}", csv=".csv", md=".md", tex=".tex"),
+    log:
+        f"logs/{{device}}/{RUN}/table_{{table}}.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=cpu_results,
+        samples=lambda wildcards: listed_samples(
+            cpu_results(wildcards), wildcards.table
+        ),
+    message:
+        "Computing {output.md}"
+    shell:
+        "python {input.script} --table {wildcards.table} --results {params.results}"
+        " --samples {params.samples} --out {output.csv} > {log} 2>&1"
+
+
+rule ladder_figure:
+    """What each idea bought on a CPU, from Algorithm 1 as it stands to the plan."""
+    input:
+        script="scripts/figure_ladder.py",
+        results=lambda wildcards: listed_results(wildcards, "ladder"),
+        sources=LISTED_SOURCES,
+    output:
+        multiext(f"{FIGURES}/{{device}}/ladder", pdf=".pdf", png=".png", csv=".csv"),
+    log:
+        f"logs/{{device}}/{RUN}/figure_ladder.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=cpu_results,
+        samples=lambda wildcards: listed_samples(cpu_results(wildcards), "ladder"),
+    message:
+        "Rendering {output.pdf}"
+    shell:
+        "python {input.script} --results {params.results} --samples {params.samples}"
+        " --out {output.pdf} > {log} 2>&1"
+
+
 rule theory:
     """Tables 1 to 3 recomputed, tables 4 and 6, and the audit: no measurement needed."""
     input:
@@ -776,7 +942,7 @@ rule bounds_page:
         paper="config/paper.yaml",
         instructions=rules.instructions.output.csv,
         devices=sorted(glob.glob("config/devices/*.yaml")),
-        sources=[*PLOT_SOURCES, f"{PACKAGE}/config.py", f"{PACKAGE}/packed.py"],
+        sources=[*PLOT_SOURCES, *PACKING, f"{PACKAGE}/config.py"],
     output:
         multiext("figures/bounds_{family}", pdf=".pdf", png=".png", csv=".csv"),
     log:
@@ -790,3 +956,86 @@ rule bounds_page:
     shell:
         "python {input.script} --family {wildcards.family} --paper {input.paper}"
         " --instructions {input.instructions} --out {output.pdf} > {log} 2>&1"
+
+
+# An optional comparison, which `all` does not ask for and which needs MNN.
+from packedconv.bench import mnn
+from packedconv.bench.peers import LAYERS as COMPARED_LAYERS
+
+PEER_LAYERS = [layer.name for layer in COMPARED_LAYERS]
+
+
+def installed_peer(wildcards):
+    """No file. Raises ValueError before anything runs, where nothing can be measured."""
+    if SETTINGS["device"]["kind"] != "cpu":
+        raise ValueError(
+            f"device: expected a CPU, which peers compares on, got {DEVICE}; name one: "
+            "snakemake --cores 1 peers --config device=cpu"
+        )
+    if not os.path.exists(f"{RESULTS}/peers/{wildcards.peer_layer}.csv"):
+        mnn.require()
+    return []
+
+
+rule peers:
+    """Beside MNN, the open peer with sparse convolution on CPUs."""
+    input:
+        table(f"{FIGURES}/{DEVICE}/peers"),
+    message:
+        "The comparison with MNN is there"
+
+
+rule peers_layer:
+    """Time one layer beside MNN, rounds interleaved, in one process; on a CPU only."""
+    input:
+        installed_peer,
+        script="scripts/peers.py",
+        settings=rules.settings.output,
+        stamp=rules.build.output.stamp,
+        sources=MEASURE_SOURCES,
+    output:
+        samples=f"{RESULTS}/peers/{{peer_layer}}.csv",
+        facts=f"{RESULTS}/peers/{{peer_layer}}.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/peers_{{peer_layer}}.log",
+    benchmark:
+        f"{RESULTS}/times/peers_{{peer_layer}}.tsv"
+    wildcard_constraints:
+        peer_layer="|".join(PEER_LAYERS),
+    conda:
+        "envs/environment.yaml"
+    threads: MEASURE_THREADS
+    message:
+        "Timing layer {wildcards.peer_layer} beside MNN"
+    shell:
+        "python {input.script} --settings {input.settings} --layer {wildcards.peer_layer}"
+        " --stamp {input.stamp} --out {output.samples} --facts {output.facts} > {log} 2>&1"
+
+
+rule peers_table:
+    """packedconv beside MNN and PyTorch's best dense convolution."""
+    input:
+        script="scripts/table_peers.py",
+        settings=rules.settings.output,
+        results=expand(
+            f"{RESULTS}/peers/{{layer}}.{{suffix}}",
+            layer=PEER_LAYERS,
+            suffix=("csv", "json"),
+        ),
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/{DEVICE}/peers", csv=".csv", md=".md", tex=".tex"),
+    log:
+        f"logs/{DEVICE}/{RUN}/peers.log",
+    benchmark:
+        f"{RESULTS}/times/device_peers.tsv"
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=lambda wildcards: RESULTS,
+        layers=PEER_LAYERS,
+    message:
+        "Computing {output.md}"
+    shell:
+        "python {input.script} --results {params.results} --layers {params.layers}"
+        " --out {output.csv} > {log} 2>&1"

@@ -1,8 +1,9 @@
 """Figure 6: execution times of the sparse (solid) and the dense convolution (dashed).
 
 Milliseconds against sparsity, one colour per number of output channels; mean over rounds
-with its standard error. The paper prints only the ticks of its time axes, so its panels hold
-nothing else where no such device was measured.
+with its standard error. The CSV of a CPU also has the bound of each sparse point, from the
+measured ceilings, and which fraction of it the median time reaches. The paper prints only the
+ticks of its time axes, so its panels hold nothing else where no such device was measured.
 """
 
 import pandas as pd
@@ -19,8 +20,12 @@ from packedconv.script import run
 
 COLUMNS = [
     *("layer", "out_channels", "sparsity", "implementation", "layout"),
-    *("milliseconds", "sem", "rounds"),
+    *("milliseconds", "sem", "rounds", "bound_seconds", "bound_fraction"),
 ]
+BOUND = (
+    "The CSV has the bound of the sparse convolution, max(FLOP / measured peak, bytes / measured "
+    "bandwidth), and its fraction of the median time."
+)
 KINDS = [
     ("sparse", IMPLEMENTATIONS["sparse"], "-"),
     ("dense", IMPLEMENTATIONS["dense"], "--"),
@@ -29,12 +34,19 @@ KINDS = [
 
 def measure(results: Results) -> pd.DataFrame:
     times = statistics.times(results.samples)
-    return times.assign(milliseconds=1e3 * times["mean"], sem=1e3 * times["sem"])[COLUMNS]
+    times = times.assign(milliseconds=1e3 * times["mean"], sem=1e3 * times["sem"])
+    if results.settings["device"]["kind"] == "cpu":
+        bounds = statistics.bound_fractions(results.samples, results.peaks)
+        times = times.merge(bounds, on=["layer", "sparsity", "implementation"], how="left")
+    return times.reindex(columns=COLUMNS)
 
 
 def draw(source: Source) -> tuple[Figure, pd.DataFrame]:
     data = with_printed(source, source.measured(measure), COLUMNS, "milliseconds")
-    figure, axes = series_figure(source, data, "milliseconds", "Execution time (ms)", KINDS)
+    lines = [BOUND] if data["bound_fraction"].notna().any() else []
+    figure, axes = series_figure(
+        source, data, "milliseconds", "Execution time (ms)", KINDS, lines=lines
+    )
     if data.empty:
         printed_ticks(axes, source, factor=1e3)
     else:

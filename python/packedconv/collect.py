@@ -228,10 +228,10 @@ def require_below_stated_peak(
 
 
 def _flops(facts: Facts, sparsity: str, implementation: str) -> int:
-    """Operations inside the image: of the nonzeros for a sparse kernel, else of all weights."""
+    """Operations inside the image: of all weights for a dense one, else of the nonzeros."""
     positions = facts["nonzeros_by_kernel_position"][sparsity_key(float(sparsity))]
-    sparse = implementation.startswith("sparse")
-    return border_exact_flops(Layer(**facts["layer"]), positions if sparse else None)
+    dense = implementation.startswith("dense")
+    return border_exact_flops(Layer(**facts["layer"]), None if dense else positions)
 
 
 def _too_fast(

@@ -9,9 +9,13 @@ import jsonschema
 import yaml
 
 from packedconv.layer import Layer
+from packedconv.settings import layer_of
+from packedconv.weights import sparsity_key
 
 DEFAULT_RUN = "paper"
 PAPER_PROTOCOL = "paper-protocol"
+# Threads and bias are compared with warm caches only.
+COLD_CONTENDERS = ("sparse", "dense")
 
 
 def load_yaml(path: pathlib.Path | str) -> Any:
@@ -108,6 +112,80 @@ def expand_layers(layers: dict) -> list[Layer]:
     shape = {key: value for key, value in layers.items() if key != "out_channels"}
     return [
         Layer(name=f"oc{count}", out_channels=count, **shape) for count in layers["out_channels"]
+    ]
+
+
+def resolve_layer_tables(config: dict, root: pathlib.Path) -> dict[str, dict[str, dict]]:
+    """What is measured on a CPU beside the paper's layers: an experiment per layer (see
+    bench.experiment) by its name, for each of the tables "layers" and "layers_cold", and for
+    "ladder".
+
+    Raises ValueError for a file that is not there or wrong.
+    """
+    path = root / config["layer_tables"]
+    if not path.is_file():
+        raise ValueError(f"layer_tables: expected a YAML file, got {config['layer_tables']!r}")
+    tables = load_yaml(path)
+    source = config["layer_tables"]
+    validate(tables, root / "config" / "schema" / "layer_tables.schema.yaml", source)
+    cold = dict(tables["cold"])
+    set_bytes = cold.pop("set_bytes")
+    warm_parts = tables["parts"]
+    cold_parts = [
+        {**part, "contenders": [name for name in part["contenders"] if name in COLD_CONTENDERS]}
+        for part in warm_parts
+        if part.get("cold", True)
+    ]
+    rungs = [{"title": "", "contenders": ["sparse", "dense"], **part} for part in tables["rungs"]]
+    wanted = {
+        "layers": (warm_parts, tables["warm"], None),
+        "layers_cold": (cold_parts, cold, set_bytes),
+        "ladder": (rungs, tables["ladder"], None),
+    }
+    return {
+        name: _experiments(parts, tables, protocol, set_bytes, source)
+        for name, (parts, protocol, set_bytes) in wanted.items()
+    }
+
+
+def _experiments(
+    parts: list[dict], tables: dict, protocol: dict, set_bytes: int | None, source: str
+) -> dict[str, dict]:
+    found: dict[str, dict] = {}
+    for part in parts:
+        for sparsity in part["sparsities"]:
+            try:
+                sparsity_key(sparsity)
+            except ValueError as error:
+                raise ValueError(f"{source}: {error}") from None
+        for layer in (layer for record in part["layers"] for layer in _listed_layers(record)):
+            if layer.name in found:
+                raise ValueError(f"{source}: expected each layer once, got {layer.name} twice")
+            try:
+                layer_of(layer._asdict())
+            except ValueError as error:
+                raise ValueError(f"{source}: {error}") from None
+            found[layer.name] = {
+                "layer": layer._asdict(),
+                "title": part["title"],
+                "sparsities": part["sparsities"],
+                "contenders": part["contenders"],
+                "environment": part.get("environment", {}),
+                "protocol": protocol,
+                "repeats": tables["repeats"],
+                "widest_spread": tables["widest_spread"],
+                "set_bytes": set_bytes,
+            }
+    return found
+
+
+def _listed_layers(record: dict) -> list[Layer]:
+    """A Layer for each batch and number of output channels, named <name>_oc<count>_n<batch>."""
+    shape = {key: record[key] for key in record if key not in ("name", "batch", "out_channels")}
+    return [
+        Layer(f"{record['name']}_oc{count}_n{batch}", batch, out_channels=count, **shape)
+        for batch in record["batch"]
+        for count in record["out_channels"]
     ]
 
 

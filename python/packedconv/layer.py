@@ -7,7 +7,8 @@ class Layer(typing.NamedTuple):
     """A square-kernel convolution on a batch of images, NCHW (paper section 3).
 
     Symbols of the paper: batch N, in_channels IC, out_channels OC, height H,
-    width W, kernel_size K. `stride` and `padding` apply to both axes.
+    width W, kernel_size K. `stride`, `padding` and `dilation` apply to both axes. Each of the
+    `groups` has OC / groups output channels, which see IC / groups input channels.
     """
 
     name: str
@@ -19,19 +20,22 @@ class Layer(typing.NamedTuple):
     kernel_size: int = 3
     stride: int = 1
     padding: int = 1
+    dilation: int = 1
+    groups: int = 1
 
     @property
     def out_height(self) -> int:
-        return output_size(self.height, self.kernel_size, self.stride, self.padding)
+        return output_size(self.height, self.kernel_size, self.stride, self.padding, self.dilation)
 
     @property
     def out_width(self) -> int:
-        return output_size(self.width, self.kernel_size, self.stride, self.padding)
+        return output_size(self.width, self.kernel_size, self.stride, self.padding, self.dilation)
 
     @property
     def weight_shape(self) -> typing.Tuple[int, int, int, int]:
-        """(OC, IC, K, K)."""
-        return (self.out_channels, self.in_channels, self.kernel_size, self.kernel_size)
+        """(OC, IC / groups, K, K)."""
+        group_channels = self.in_channels // self.groups
+        return (self.out_channels, group_channels, self.kernel_size, self.kernel_size)
 
     @property
     def input_shape(self) -> typing.Tuple[int, int, int, int]:
@@ -44,9 +48,19 @@ class Layer(typing.NamedTuple):
         return (self.batch, self.out_channels, self.out_height, self.out_width)
 
     @property
+    def conv2d_arguments(self) -> typing.Dict[str, int]:
+        """stride, padding, dilation and groups, as convolutions take them."""
+        return {
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+        }
+
+    @property
     def weight_count(self) -> int:
-        """Number of weights, zeros included: K² · IC · OC."""
-        return self.kernel_size**2 * self.in_channels * self.out_channels
+        """Number of weights, zeros included: K² · IC · OC / groups."""
+        return self.kernel_size**2 * (self.in_channels // self.groups) * self.out_channels
 
 
 def output_size(size: int, kernel_size: int, stride: int, padding: int, dilation: int = 1) -> int:

@@ -11,6 +11,9 @@ import typing
 
 from packedconv.layer import Layer
 
+# Input channels of a block of the packed weight, as in csrc/packed_word.h.
+_BLOCK_CHANNELS = 256
+
 Number = typing.Union[int, float, fractions.Fraction]
 
 
@@ -136,6 +139,18 @@ def sparse_time(
     return roofline_time(sparse_flops(layer, sparsity), moved, device)
 
 
+def execution_bound(layer: Layer, nonzeros: int, device: Device) -> Number:
+    """Seconds below which no sparse convolution stays: max(FLOP / peak, bytes / bandwidth).
+
+    FLOP: 2 per nonzero and output pixel, borders counted in full. Bytes: input and output in
+    FP32, and the words and offsets of the packed weight, each once.
+    """
+    pixels = layer.batch * layer.out_height * layer.out_width
+    blocks = -(-(layer.in_channels // layer.groups) // _BLOCK_CHANNELS)
+    numbers = _activation_count(layer) + nonzeros + blocks * (layer.out_channels + 1)
+    return roofline_time(2 * pixels * nonzeros, 4 * numbers, device)
+
+
 def winograd_time(layer: Layer, device: Device, reduction: Number, value_bytes: int = 4) -> Number:
     """Roofline seconds of a dense convolution with its operations divided by `reduction`.
 
@@ -196,13 +211,14 @@ def border_exact_macs(
     """Multiply-adds that fall inside the image, over the whole batch.
 
     `nonzeros` holds the number of nonzeros at each kernel position, shape (K, K), summed over
-    all input and output channels; None counts every weight (dense). The paper's count,
+    all channels; None counts every weight (dense). The paper's count,
     `dense_flops(layer) // 2`, also charges those on the zero padding.
-    Raises ValueError when `nonzeros` has another shape or a count outside [0, IC · OC].
+    Raises ValueError when `nonzeros` has another shape or a count outside
+    [0, IC · OC / groups].
     """
     inside = pixels_inside(layer)
     size = layer.kernel_size
-    full = layer.in_channels * layer.out_channels
+    full = layer.in_channels * layer.out_channels // layer.groups
     if nonzeros is None:
         return layer.batch * full * sum(map(sum, inside))
     counts = [[_as_int(count) for count in row] for row in nonzeros]
@@ -216,7 +232,9 @@ def border_exact_macs(
     for inside_row, count_row in zip(inside, counts):
         for pixels, count in zip(inside_row, count_row):
             if not 0 <= count <= full:
-                raise ValueError(f"nonzeros: expected counts in [0, {full}] (IC * OC), got {count}")
+                raise ValueError(
+                    f"nonzeros: expected counts in [0, {full}] (IC * OC / groups), got {count}"
+                )
             total += pixels * count
     return layer.batch * total
 
@@ -231,7 +249,7 @@ def border_exact_flops(
 def _inside_along(size: int, out_size: int, layer: Layer) -> typing.List[int]:
     counts = []
     for position in range(layer.kernel_size):
-        shift = layer.padding - position
+        shift = layer.padding - position * layer.dilation
         # Output o reads input o * stride - shift, which has to lie in [0, size).
         first = max(0, -(-shift // layer.stride))
         last = min(out_size - 1, (size - 1 + shift) // layer.stride)

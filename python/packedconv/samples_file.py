@@ -19,6 +19,8 @@ SAMPLE_COLUMNS = (
     "kernel_size",
     "stride",
     "padding",
+    "dilation",
+    "groups",
     "sparsity",
     "nonzeros",
     "implementation",
@@ -28,6 +30,8 @@ SAMPLE_COLUMNS = (
     "execution",
     "seconds",
 )
+# Of an experiment on a CPU: attempt counts from 0 how often a point was measured.
+EXPERIMENT_COLUMNS = (*SAMPLE_COLUMNS[:-3], "attempt", *SAMPLE_COLUMNS[-3:])
 ERROR_COLUMNS = (
     "device",
     "run",

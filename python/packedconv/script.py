@@ -51,6 +51,16 @@ def layer_parser(description: typing.Optional[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def experiment_parser(description: typing.Optional[str]) -> argparse.ArgumentParser:
+    """A parser for an experiment on a CPU: --settings, --experiment, --stamp, --out, --facts."""
+    parser = settings_parser(description)
+    parser.add_argument("--experiment", required=True, help="what to measure, in JSON")
+    parser.add_argument("--stamp", required=True, help="stamp of the built extension, .json")
+    parser.add_argument("--out", required=True, help="samples to write, .csv")
+    parser.add_argument("--facts", required=True, help="facts to write, .json")
+    return parser
+
+
 def settings_parser(description: typing.Optional[str]) -> argparse.ArgumentParser:
     """A parser with --settings."""
     parser = argparse.ArgumentParser(description=description)

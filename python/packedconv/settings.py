@@ -69,7 +69,25 @@ def validate_settings(settings: typing.Any) -> Settings:
     keys = [sparsity_key(sparsity) for sparsity in sparsities]
     _expect(len(set(keys)) == len(keys), "sparsities", "no value twice", sparsities)
 
-    protocol = settings["protocol"]
+    protocol_of(settings["protocol"])
+    layers = settings["layers"]
+    _expect(isinstance(layers, list) and layers, "layers", "a list", layers)
+    names = [layer_of(record).name for record in layers]
+    _expect(len(set(names)) == len(names), "layers", "unique names", names)
+    for record in layers:
+        layer = layer_of(record)
+        for sparsity in sparsities:
+            _expect(
+                nonzero_count(layer.weight_count, sparsity) > 0,
+                f"layer {layer.name}",
+                f"at least one nonzero at sparsity {sparsity}",
+                layer.weight_count,
+            )
+    return settings
+
+
+def protocol_of(protocol: typing.Any) -> typing.Dict[str, int]:
+    """The protocol that a record of settings states. Raises ValueError that names the key."""
     _expect(
         isinstance(protocol, dict) and set(protocol) == set(_PROTOCOL),
         "protocol",
@@ -83,21 +101,7 @@ def validate_settings(settings: typing.Any) -> Settings:
             f"an integer of at least {least}",
             protocol[key],
         )
-
-    layers = settings["layers"]
-    _expect(isinstance(layers, list) and layers, "layers", "a list", layers)
-    names = [_layer(record).name for record in layers]
-    _expect(len(set(names)) == len(names), "layers", "unique names", names)
-    for record in layers:
-        layer = _layer(record)
-        for sparsity in sparsities:
-            _expect(
-                nonzero_count(layer.weight_count, sparsity) > 0,
-                f"layer {layer.name}",
-                f"at least one nonzero at sparsity {sparsity}",
-                layer.weight_count,
-            )
-    return settings
+    return protocol
 
 
 def contenders_of(settings: Settings) -> str:
@@ -107,7 +111,7 @@ def contenders_of(settings: Settings) -> str:
 
 def layers_of(settings: Settings) -> typing.List[Layer]:
     """The layers of a run."""
-    return [_layer(record) for record in settings["layers"]]
+    return [layer_of(record) for record in settings["layers"]]
 
 
 def find_layer(settings: Settings, name: str) -> Layer:
@@ -125,8 +129,13 @@ def settings_hash(settings: Settings) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def _layer(record: typing.Any) -> Layer:
+def layer_of(record: typing.Any) -> Layer:
+    """The layer that a record of settings describes; dilation and groups are 1 without their keys.
+
+    Raises ValueError that names the key at fault.
+    """
     _expect(isinstance(record, dict), "layers", "objects", record)
+    record = dict({"dilation": 1, "groups": 1}, **record)
     unknown = set(record) ^ set(Layer._fields)
     _expect(not unknown, "layers", f"the keys {list(Layer._fields)}", sorted(record))
     name = record["name"]
@@ -145,6 +154,12 @@ def _layer(record: typing.Any) -> Layer:
             record[key],
         )
     layer = Layer(**record)
+    _expect(
+        layer.in_channels % layer.groups == 0 and layer.out_channels % layer.groups == 0,
+        f"layer {name}.groups",
+        f"a divisor of {layer.in_channels} and {layer.out_channels}",
+        layer.groups,
+    )
     _expect(
         layer.out_height >= 1 and layer.out_width >= 1,
         f"layer {name}",

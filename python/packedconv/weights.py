@@ -32,16 +32,17 @@ _SMALLEST = 2.0**-25
 
 
 def sparsity_key(sparsity: float) -> str:
-    """Name of a sparsity in files: "s90" for 0.90.
+    """Name of a sparsity in files: "s90" for 0.90, "s905" for 0.905.
 
-    Raises ValueError unless the sparsity is a multiple of 0.01 in [0, 1).
+    Raises ValueError unless the sparsity is a multiple of 0.001 in [0, 1).
     """
-    percent = round(100 * sparsity)
-    if not 0 <= percent < 100 or abs(percent - 100 * sparsity) > 1e-6:
+    thousandths = round(1000 * sparsity)
+    if not 0 <= thousandths < 1000 or abs(thousandths - 1000 * sparsity) > 1e-6:
         raise ValueError(
-            f"sparsity: expected a multiple of 0.01 from 0.00 to 0.99, got {sparsity!r}"
+            f"sparsity: expected a multiple of 0.001 from 0 to 0.999, got {sparsity!r}"
         )
-    return "s%02d" % percent
+    digits = "%03d" % thousandths
+    return "s" + (digits[:2] if digits.endswith("0") else digits)
 
 
 def weight_seed(seed: int, layer: Layer, sparsity: float) -> int:

@@ -181,3 +181,127 @@ def _facts(sparsities: Sequence[float], layer: Layer, rounds: int) -> dict[str, 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+SCHEDULE = {
+    "path": "aligned",
+    "rows": 4,
+    "vectors": 2,
+    "block_channels": 8,
+    "strip": 4,
+    "prefetch": True,
+    "stream": True,
+}
+
+
+def experiment(listed: Layer, **changes: Any) -> dict[str, Any]:
+    """What is measured of a layer beside the paper's, as config.resolve_layer_tables gives it."""
+    return {
+        "layer": listed._asdict(),
+        "title": "Part",
+        "sparsities": [0.9, 0.98],
+        "contenders": ["sparse", "dense", "sparse_one_thread"],
+        "environment": {},
+        "protocol": {"rounds": 5, "executions": 2, "warmup_executions": 0, "trial_executions": 1},
+        "repeats": 1,
+        "widest_spread": 0.15,
+        "set_bytes": None,
+        **changes,
+    }
+
+
+def write_experiments(
+    folder: Path,
+    table: str,
+    experiments: Sequence[dict[str, Any]],
+    seconds: Callable[[str, float, str, int], float],
+    contenders: Sequence[str] | None = None,
+    attempts: int = 1,
+    changes: dict[str, dict[str, Any]] | None = None,
+) -> list[Path]:
+    """Write <folder>/<table>/<layer>.csv with facts, and the ceilings; returns the CSV files.
+
+    folder: from `write_results`. seconds(layer, sparsity, contender, round) of the last attempt;
+    those before it are ten times as slow. contenders: those timed, by default the
+    experiment's. changes: further facts by layer; with `skipped` nothing was timed.
+    """
+    from packedconv.samples_file import (
+        CEILING_COLUMNS,
+        EXPERIMENT_COLUMNS,
+        format_csv,
+        text_sha256,
+    )
+    from packedconv.settings import load_settings, settings_hash
+    from packedconv.weights import sparsity_key
+
+    settings = load_settings(str(folder / "settings.json"))
+    comparable = {"cpu": "Synthetic CPU", "isa": "x86_64_v4"}
+    identity = {"stamp": {"sha256": "0" * 64}, "comparable": comparable}
+    ceilings = [
+        {
+            "device": settings["device"]["name"],
+            "run": settings["run"],
+            "quantity": quantity,
+            "threads": 2,
+            "trial": 0,
+            "value": value,
+        }
+        for quantity, value in (("peak_flops", 200e9), ("bandwidth", 50e9))
+    ]
+    write_csv(folder / "ceilings.csv", CEILING_COLUMNS, ceilings)
+    _write_json(folder / "ceilings.json", identity)
+    (folder / table).mkdir(exist_ok=True)
+    paths = []
+    for wanted in experiments:
+        layer = Layer(**wanted["layer"])
+        shape = {**layer._asdict(), "layer": layer.name}
+        del shape["name"]
+        more = (changes or {}).get(layer.name, {})
+        rows, plans, positions = [], {}, {}
+        for sparsity in wanted["sparsities"]:
+            key, nonzeros = sparsity_key(sparsity), nonzero_count(layer.weight_count, sparsity)
+            plans[key] = {"schedule": SCHEDULE, "facts": {}, "why": "made up"}
+            size = layer.kernel_size
+            positions[key] = [[nonzeros // size**2] * size] * size
+            for contender in contenders or wanted["contenders"]:
+                for attempt in range(attempts):
+                    slow = 10 if attempt < attempts - 1 else 1
+                    rows += [
+                        {
+                            **shape,
+                            "device": settings["device"]["name"],
+                            "run": settings["run"],
+                            "sparsity": sparsity,
+                            "nonzeros": nonzeros,
+                            "implementation": contender,
+                            "layout": "channels_last" if contender == "dense" else "packed",
+                            "threads": 1 if contender == "sparse_one_thread" else 2,
+                            "attempt": attempt,
+                            "round": number,
+                            "execution": execution,
+                            "seconds": slow * seconds(layer.name, sparsity, contender, number),
+                        }
+                        for number in range(wanted["protocol"]["rounds"])
+                        for execution in range(wanted["protocol"]["executions"])
+                    ]
+        text = format_csv([] if "skipped" in more else rows, EXPERIMENT_COLUMNS)
+        path = folder / table / f"{layer.name}.csv"
+        path.write_text(text)
+        facts = {
+            **identity,
+            "settings_hash": settings_hash(settings),
+            "samples_sha256": text_sha256(text),
+            "experiment": wanted,
+            "layer": layer._asdict(),
+            "threads": 2,
+            "peak_bursts": [200e9],
+            "nonzeros_by_kernel_position": positions,
+            "plans": plans,
+            "dense": {"layout": "channels_last"},
+            "rotated": None,
+            "machine": {"cpu": "Synthetic CPU"},
+            **more,
+        }
+        _write_json(path.with_suffix(".json"), facts)
+        paths.append(path)
+    return paths

@@ -87,6 +87,11 @@ class TestSettings:
         gpu = dict(SETTINGS, device={"name": "h200", "kind": "cuda"}, contenders="paper-protocol")
         assert contenders_of(validate_settings(gpu)) == "paper-protocol"
 
+    def test_dilation_and_groups_are_one_unless_stated(self):
+        record = dict(LAYER._asdict())
+        del record["dilation"], record["groups"]
+        assert layers_of(changed(("layers", 0), record)) == [LAYER]
+
     def test_unknown_layer(self):
         with pytest.raises(ValueError, match="layer: expected one of oc8, got 'oc9'"):
             find_layer(SETTINGS, "oc9")
@@ -115,6 +120,8 @@ class TestSettings:
             (("layers", 0, "name"), "../x", "layers.name"),
             (("layers", 0, "colour"), 1, "layers"),
             (("layers", 0, "kernel_size"), 40, "layer oc8"),
+            (("layers", 0, "groups"), 3, "layer oc8.groups"),
+            (("layers", 0, "dilation"), 0, "layer oc8.dilation"),
             (("contenders",), "paper-protocol", "contenders"),
             (("contenders",), "everything", "contenders"),
         ],

@@ -287,7 +287,7 @@ def test_a_cut_file_is_refused(run):
     text = (run.folder / "oc6.csv").read_text()[:-30]
     run.write = lambda: None
     (run.folder / "oc6.csv").write_text(text)
-    run.refuses(ValueError, r"oc6\.csv, line 13: expected 19 fields")
+    run.refuses(ValueError, r"oc6\.csv, line 13: expected 21 fields")
 
 
 class TestGpu:

@@ -237,6 +237,22 @@ def test_two_devices_of_a_family_are_told_apart(published, tmp_path):
 # Figure 6
 
 
+def test_figure_6_has_the_bound_of_a_cpu_in_its_table(cpu, nano):
+    figure, data = draw(6, [cpu])
+    results = Results.load(cpu)
+    bounds = statistics.bound_fractions(results.samples, results.peaks)
+    sparse = data[data["implementation"] == "sparse"]
+    np.testing.assert_array_equal(sparse["bound_seconds"], bounds["bound_seconds"])
+    np.testing.assert_array_equal(sparse["bound_fraction"], bounds["bound_fraction"])
+    assert sparse["bound_fraction"].between(0.01, 1.5).all()
+    assert data.loc[data["implementation"] == "dense", "bound_fraction"].isna().all()
+    assert "The CSV has the bound of the sparse convolution" in caption(figure)
+    # The peak that is measured of a GPU is only a lower bound.
+    figure, data = draw(6, [nano])
+    assert data["bound_fraction"].isna().all()
+    assert "bound" not in caption(figure)
+
+
 def test_figure_6_draws_milliseconds_ours_solid_and_dense_dashed(cpu):
     figure, data = draw(6, [cpu])
     expected = statistics.times(Results.load(cpu).samples)

@@ -101,9 +101,9 @@ def test_weights_bound_by_config():
             make_weight(SMALL, 0.9, 1, bad)
 
 
-@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 0.905])
-def test_sparsity_must_be_a_percentage(sparsity):
-    with pytest.raises(ValueError, match=r"sparsity: expected a multiple of 0\.01"):
+@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 0.9055])
+def test_sparsity_must_be_whole_thousandths(sparsity):
+    with pytest.raises(ValueError, match=r"sparsity: expected a multiple of 0\.001"):
         sparsity_key(sparsity)
 
 

@@ -12,6 +12,10 @@ import sys
 import time
 
 import pytest
+import torch  # noqa: F401  before the extension, so that both use its OpenMP library
+
+from packedconv import _core
+from packedconv.samples_file import EXPERIMENT_COLUMNS, read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = "tiny"
@@ -22,6 +26,34 @@ protocol: {{rounds: 2, executions: {executions}, warmup_executions: 0, trial_exe
 layers:
   {{batch: 1, in_channels: 8, out_channels: [8, 12], height: 24, width: 24, kernel_size: 3,
    stride: 1, padding: 1}}
+layer_tables: config/tiny_layers.yaml
+"""
+TINY_LAYERS = """
+warm: {{rounds: 2, executions: 2, warmup_executions: 0, trial_executions: 1}}
+cold: {{rounds: 2, executions: 2, warmup_executions: 0, trial_executions: 1, set_bytes: 65536}}
+ladder: {{rounds: 2, executions: 2, warmup_executions: 0, trial_executions: 1}}
+widest_spread: 100.0
+repeats: 1
+parts:
+  - title: Tiny
+    sparsities: [0.5, 0.9, 0.999]
+    contenders: [sparse, dense, sparse_one_thread, sparse_bias_relu]
+    layers:
+      - {{name: t, batch: [2], in_channels: 16, out_channels: [16], height: 12, width: 9,
+         kernel_size: 3, stride: 1, padding: 1, groups: 2}}
+  - title: Lowest instruction set
+    sparsities: [0.9]
+    contenders: [sparse, dense]
+    cold: false
+    environment: {{PACKEDCONV_ISA: {isa}, ONEDNN_MAX_CPU_ISA: SSE41}}
+    layers:
+      - {{name: low, batch: [1], in_channels: 8, out_channels: [8], height: 12, width: 9,
+         kernel_size: 3, stride: 1, padding: 1}}
+rungs:
+  - sparsities: [0.9]
+    layers:
+      - {{name: t, batch: [1], in_channels: 8, out_channels: [8], height: 12, width: 9,
+         kernel_size: 3, stride: 1, padding: 1}}
 """
 # Long enough that a signal finds a measurement at work.
 SLOW_EXECUTIONS = 8000
@@ -43,6 +75,8 @@ class Checkout:
             shutil.copy2(ROOT / "build" / name, folder / "build")
         self.config = folder / "tiny.yaml"
         self.config.write_text(TINY.format(run=RUN, executions=executions))
+        self.layers = folder / "config" / "tiny_layers.yaml"
+        self.layers.write_text(TINY_LAYERS.format(isa=_core.isas()[-1]))
 
     @property
     def results(self) -> pathlib.Path:
@@ -333,3 +367,53 @@ def test_two_clones_never_measure_at_once(tmp_path):
     assert len(intervals) == 4
     for (_, ended), (started, _) in zip(intervals, intervals[1:], strict=False):
         assert ended <= started
+
+
+LISTED = ("layers/t_oc16_n2", "layers/low_oc8_n1", "layers_cold/t_oc16_n2", "ladder/t_oc8_n1")
+
+
+def test_tables_of_layers_and_the_ladder(finished):
+    """Measured layer by layer, rendered, and done after that; `all` knows nothing of them."""
+    targets = ("layers", f"figures/{RUN}/cpu/ladder.pdf")
+    rules = {"listed_layer", "listed_ladder", "layer_table", "ladder_figure", "layers"}
+    assert finished.planned_rules(*targets) == rules
+
+    done = finished.run(*targets)
+    assert done.returncode == 0, done.stdout
+    for name in ("layers.csv", "layers.md", "layers.tex", "layers_cold.csv", "ladder.pdf"):
+        assert (finished.figures / "cpu" / name).stat().st_size > 0
+    facts = {name: json.loads((finished.results / f"{name}.json").read_text()) for name in LISTED}
+    for name in LISTED:
+        assert read_rows(str(finished.results / f"{name}.csv"), EXPERIMENT_COLUMNS)
+    assert facts["layers/low_oc8_n1"]["comparable"]["isa"] == _core.isas()[-1]
+    assert facts["layers/t_oc16_n2"]["comparable"]["isa"] == _core.isas()[0]
+    assert facts["layers_cold/t_oc16_n2"]["rotated"]["set_bytes"] <= 65536
+    warm, cold = (
+        (finished.figures / "cpu" / f"{name}.md").read_text() for name in ("layers", "layers_cold")
+    )
+    assert "Lowest instruction set" in warm
+    assert "Lowest instruction set" not in cold
+    assert "Nothing to be done" in finished.run(*targets, "-n").stdout
+
+
+def test_a_layer_of_the_tables_is_measured_by_itself(finished):
+    """What has not changed in the list is kept, as it is after a kill."""
+    original = finished.layers.read_text()
+    begin, changed, rest = original.partition("name: t, batch: [2], in_channels: 16")
+    assert changed
+    try:
+        finished.layers.write_text(begin + changed.replace("16", "8") + rest)
+        done = finished.run(f"figures/{RUN}/cpu/layers.csv", "-n")
+        assert done.returncode == 0, done.stdout
+        assert "Timing t_oc16_n2 of layers" in done.stdout
+        assert "Timing low_oc8_n1" not in done.stdout
+        assert finished.planned_rules("all") == set()
+        assert finished.planned_rules(f"figures/{RUN}/cpu/ladder.pdf") == set()
+    finally:
+        finished.layers.write_text(original)
+
+
+def test_tables_of_layers_are_a_cpus(finished):
+    done = finished.run(f"figures/{RUN}/h200/layers.csv", "-n")
+    assert done.returncode != 0
+    assert "device: expected a CPU, which this target is about, got h200" in done.stdout

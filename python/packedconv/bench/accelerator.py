@@ -136,8 +136,8 @@ class Accelerator:
             kernel=packed.shape[2:],
             stride=(layer.stride, layer.stride),
             padding=(layer.padding, layer.padding),
-            dilation=(1, 1),
-            groups=1,
+            dilation=(layer.dilation, layer.dilation),
+            groups=layer.groups,
             limits=device_limits(self.device.index),
             implementation=implementation,
             config=config,
@@ -159,11 +159,10 @@ class Accelerator:
         cuda.conv2d(
             input,
             packed,
-            stride=layer.stride,
-            padding=layer.padding,
             out=out,
             implementation=implementation,
             config=config,
+            **layer.conv2d_arguments,
         )
 
     def kernels(

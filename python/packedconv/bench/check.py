@@ -131,11 +131,11 @@ def base_row(device: str, run: str, layer: Layer, sparsity: float, nonzeros: int
 
 
 def _sparse(image: torch.Tensor, packed: "packedconv.PackedWeight", layer: Layer) -> torch.Tensor:
-    return packedconv.conv2d(image, packed, stride=layer.stride, padding=layer.padding)
+    return packedconv.conv2d(image, packed, **layer.conv2d_arguments)
 
 
 def _dense(image: torch.Tensor, weight: torch.Tensor, layer: Layer) -> torch.Tensor:
-    return torch.nn.functional.conv2d(image, weight, stride=layer.stride, padding=layer.padding)
+    return torch.nn.functional.conv2d(image, weight, **layer.conv2d_arguments)
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -15,12 +15,14 @@ class Contender(typing.NamedTuple):
     """One side of a comparison, ready to run.
 
     implementation: "sparse" or "dense"; layout: "packed", or the dense layout's name.
-    execute: one execution, which leaves no memory behind.
+    execute: one execution, which leaves no memory behind. prepare: what comes before the
+    executions of a block and is not timed; None for nothing.
     """
 
     implementation: str
     layout: str
     execute: typing.Callable[[], None]
+    prepare: typing.Optional[typing.Callable[[], None]] = None
 
 
 class UnavailableError(RuntimeError):
@@ -33,7 +35,7 @@ def sparse_contender(
     """packedconv.conv2d into `out`, which every execution writes again."""
 
     def execute() -> None:
-        packedconv.conv2d(input, packed, stride=layer.stride, padding=layer.padding, out=out)
+        packedconv.conv2d(input, packed, out=out, **layer.conv2d_arguments)
 
     return Contender("sparse", "packed", execute)
 
@@ -76,12 +78,14 @@ def choose_dense(
     weight: torch.Tensor,
     trial_executions: int,
     warmup_executions: int,
+    make: typing.Optional[typing.Callable[[str], Contender]] = None,
 ) -> typing.Tuple[str, typing.Dict[str, typing.Any]]:
     """The fastest dense layout by the median of its trial executions, and all trials.
 
     Trials go round the layouts, each execution after an untimed one of the same layout,
     so that a disturbance does not fall on one layout alone. A layout that fails, or that
-    computes something else than NCHW does, is skipped with its reason.
+    computes something else than NCHW does, is skipped with its reason. `make` gives the
+    contender of a layout, by default `dense_contender`.
     Returns (layout, {"seconds": {layout: [...]}, "skipped": {layout: reason}}).
     """
     contenders, skipped = {}, {}
@@ -92,7 +96,9 @@ def choose_dense(
             if not bool((difference <= allowed).all()):
                 skipped[layout] = f"differs from NCHW by up to {float(difference.max()):.3g}"
                 continue
-            contenders[layout] = dense_contender(layout, layer, input, weight)
+            contenders[layout] = (
+                make(layout) if make else dense_contender(layout, layer, input, weight)
+            )
             for _ in range(1 + warmup_executions):
                 contenders[layout].execute()
         except (UnavailableError, RuntimeError, TypeError) as error:
@@ -117,7 +123,7 @@ def _expected_output(
     Each is within (4 + sqrt(n)) * 2^-23 * sum |w x| of the exact value, n the weights of a
     channel.
     """
-    terms = layer.in_channels * layer.kernel_size**2
+    terms = layer.weight_count // layer.out_channels
     scale = 2 * (4 + terms**0.5) * 2.0**-23
     return (
         _nchw(layer, input, weight)(),
@@ -125,22 +131,28 @@ def _expected_output(
     )
 
 
-_Convolve = typing.Callable[[], torch.Tensor]
+def in_layout(layout: str, input: torch.Tensor) -> torch.Tensor:
+    """An input as a layout of `DENSE_LAYOUTS` takes it."""
+    return _to_channels_last(input) if layout.endswith("channels_last") else input.contiguous()
 
 
-def _nchw(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+# Computes the input that it was made for, or another one in the same layout.
+Convolve = typing.Callable[..., torch.Tensor]
+
+
+def _nchw(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> Convolve:
     return _conv2d(layer, input.contiguous(), weight.contiguous())
 
 
-def _channels_last(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+def _channels_last(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> Convolve:
     return _conv2d(layer, _to_channels_last(input), _to_channels_last(weight))
 
 
-def _prepacked_nchw(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+def _prepacked_nchw(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> Convolve:
     return _prepacked(layer, input.contiguous(), weight)
 
 
-def _prepacked_channels_last(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+def _prepacked_channels_last(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> Convolve:
     return _prepacked(layer, _to_channels_last(input), weight)
 
 
@@ -148,25 +160,27 @@ def _to_channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def _conv2d(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
-    return lambda: torch.nn.functional.conv2d(
-        input, weight, stride=layer.stride, padding=layer.padding
-    )
+def _conv2d(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> Convolve:
+    arguments = layer.conv2d_arguments
+    return lambda given=input: torch.nn.functional.conv2d(given, weight, **arguments)
 
 
-def _prepacked(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> _Convolve:
+def _prepacked(layer: Layer, input: torch.Tensor, weight: torch.Tensor) -> Convolve:
     """Weights reordered once by oneDNN, as torch.compile does when it freezes them."""
     if not torch.backends.mkldnn.is_available():
         raise UnavailableError("this PyTorch has no oneDNN")
-    stride, padding, dilation = [layer.stride] * 2, [layer.padding] * 2, [1, 1]
+    stride, padding, dilation = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2
+    groups = layer.groups
     try:
         convolve = torch.ops.mkldnn._convolution_pointwise
         reordered = torch.ops.mkldnn._reorder_convolution_weight(
-            weight, padding, stride, dilation, 1, list(input.shape)
+            weight, padding, stride, dilation, groups, list(input.shape)
         )
     except (RuntimeError, TypeError, AttributeError) as error:
         raise UnavailableError(f"this PyTorch has no prepacked convolution: {error}") from error
-    return lambda: convolve(input, reordered, None, padding, stride, dilation, 1, "none", [], "")
+    return lambda given=input: convolve(
+        given, reordered, None, padding, stride, dilation, groups, "none", [], ""
+    )
 
 
 # Layout of input and weight by name.

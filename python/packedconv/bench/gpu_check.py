@@ -186,8 +186,7 @@ def _dense(
         output = torch.nn.functional.conv2d(
             convert(image, layout, setting.dtype),
             dense_weight(weight, implementation, layout),
-            stride=layer.stride,
-            padding=layer.padding,
+            **layer.conv2d_arguments,
         )
     return output.float()
 

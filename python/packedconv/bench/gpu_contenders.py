@@ -337,7 +337,7 @@ def _dense_execute(data: LayerData, key: str, implementation: str, layout: str) 
     following = events.rotate(data.inputs(layout, dtype))
 
     def execute() -> None:
-        torch.nn.functional.conv2d(following(), weight, stride=layer.stride, padding=layer.padding)
+        torch.nn.functional.conv2d(following(), weight, **layer.conv2d_arguments)
 
     return execute
 

@@ -70,7 +70,7 @@ def run_rounds(
     `time_block` stands in for timing by the clock, given (contender, executions,
     warmup_executions). It and `peak_burst` may raise StopRounds.
     """
-    time_block = time_block or _time_block
+    time_block = time_block or time_executions
     samples = []  # type: typing.List[Sample]
     bursts = []  # type: typing.List[float]
     faults = {}  # type: typing.Dict[typing.Tuple[str, str], int]
@@ -129,11 +129,13 @@ def _shuffled(
     return [items[index] for index in sorted(range(len(items)), key=ranks.__getitem__)]
 
 
-def _time_block(
+def time_executions(
     contender: Contender, executions: int, warmup_executions: int
 ) -> typing.Tuple[typing.List[float], int]:
     """Seconds of each execution, and minor page faults of all of them."""
     execute, clock = contender.execute, time.perf_counter
+    if contender.prepare is not None:
+        contender.prepare()
     warm = clock() + WARMUP_SECONDS
     for _ in range(max(1, warmup_executions)):
         execute()

@@ -1,5 +1,5 @@
 """The steps that use the device, one at a time: check, ceilings, bench; ablation and
-fixed_cost on a GPU."""
+fixed_cost on a GPU, layers and ladder on a CPU."""
 
 import errno
 import hashlib
@@ -12,6 +12,7 @@ import typing
 
 import numpy as np
 
+from packedconv.bench.experiment import Experiment, load_experiment, require_environment
 from packedconv.bench.lock import measurement_lock
 from packedconv.device import Device, DeviceError, require
 from packedconv.files import atomic_write
@@ -20,6 +21,7 @@ from packedconv.samples_file import (
     ABLATION_COLUMNS,
     CEILING_COLUMNS,
     ERROR_COLUMNS,
+    EXPERIMENT_COLUMNS,
     FIXED_COST_COLUMNS,
     IMPLEMENTATIONS,
     SAMPLE_COLUMNS,
@@ -267,6 +269,90 @@ def _experiment(
         write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         write_text(out, text)
         keep_in_archive([facts_path, out], facts["rows_sha256"])
+
+
+def layers(
+    settings: Settings, experiment_text: str, stamp_path: str, out: str, facts_path: str
+) -> None:
+    """Time one layer of a table on a CPU; writes `out` and facts.
+
+    experiment_text: as `bench.experiment` reads it. Where the processor lacks the instruction
+    set that the experiment is about, `out` has no rows and the facts say so.
+    Raises DeviceError for another device, CheckError when an output is wrong, ValueError for an
+    environment that is not the experiment's.
+    """
+
+    def measure(experiment: Experiment, threads: int) -> typing.Any:
+        from packedconv.bench.cpu_experiments import measure_layer
+
+        return measure_layer(settings, experiment, threads)
+
+    _cpu_experiment(settings, experiment_text, stamp_path, out, facts_path, measure)
+
+
+def ladder(
+    settings: Settings, experiment_text: str, stamp_path: str, out: str, facts_path: str
+) -> None:
+    """Time every rung of the ladder for one layer on a CPU; writes `out` and facts.
+
+    Arguments and errors as in `layers`.
+    """
+
+    def measure(experiment: Experiment, threads: int) -> typing.Any:
+        from packedconv.bench.cpu_experiments import measure_ladder
+
+        return measure_ladder(settings, experiment, threads)
+
+    _cpu_experiment(settings, experiment_text, stamp_path, out, facts_path, measure)
+
+
+def _cpu_experiment(
+    settings: Settings,
+    experiment_text: str,
+    stamp_path: str,
+    out: str,
+    facts_path: str,
+    measure: typing.Callable[[Experiment, int], typing.Any],
+) -> None:
+    """Write the rows of an experiment on a layer and a CPU, the facts first."""
+    if settings["device"]["kind"] != "cpu":
+        raise DeviceError(
+            "device: expected a CPU, which this experiment is about, got "
+            f"{settings['device']['name']}; name one: --config device=cpu"
+        )
+    experiment = load_experiment(experiment_text)
+    require_environment(experiment)
+    device = require(settings["device"])
+    stamp = _load_stamp(stamp_path)
+    with measurement_lock(settings["device"]["name"]):
+        # torch first: whichever OpenMP library comes first serves both.
+        import torch  # noqa: F401
+
+        from packedconv import _core
+        from packedconv.bench.machine import comparable_facts
+
+        _require_space(out, settings)
+        _require_stamped_extension(stamp_path, stamp)
+        facts = {
+            "schema": SCHEMA,
+            "settings_hash": settings_hash(settings),
+            "stamp": stamp,
+            "experiment": experiment.record(),
+        }
+        isa = experiment.environment.get("PACKEDCONV_ISA", "auto")
+        rows = []  # type: typing.List[typing.Dict[str, typing.Any]]
+        if isa != "auto" and isa not in _core.isas():
+            facts["skipped"] = f"this processor has {', '.join(_core.isas())}, not {isa}"
+        else:
+            facts["comparable"] = comparable_facts()
+            rows, measured = measure(experiment, _threads(settings, device))
+            facts.update(measured)
+            _warn_of_faults(experiment.layer, measured["page_faults_per_execution"])
+        text = format_csv(rows, EXPERIMENT_COLUMNS)
+        facts["samples_sha256"] = text_sha256(text)
+        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_text(out, text)
+        keep_in_archive([facts_path, out], facts["samples_sha256"])
 
 
 def _require_gpu(settings: Settings) -> None:

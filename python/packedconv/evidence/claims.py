@@ -569,6 +569,8 @@ def _shape(layer: Layer, with_batch: bool) -> str:
     shape += f"IC {layer.in_channels}, {layer.height}×{layer.width}, K {layer.kernel_size}"
     if (layer.stride, layer.padding) != (1, layer.kernel_size // 2):
         shape += f", stride {layer.stride}, padding {layer.padding}"
+    if (layer.dilation, layer.groups) != (1, 1):
+        shape += f", dilation {layer.dilation}, groups {layer.groups}"
     return shape
 
 

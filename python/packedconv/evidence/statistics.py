@@ -7,6 +7,8 @@ rounds are interleaved over them.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,6 +94,26 @@ def throughputs(samples: pd.DataFrame) -> pd.DataFrame:
             (*key, intensity, len(values), values.mean(), sem(values), median[0], low, high)
         )
     columns = [*keys, "arithmetic_intensity", "rounds", "mean", "sem", "median", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def bound_fractions(samples: pd.DataFrame, peaks: Mapping[str, Any]) -> pd.DataFrame:
+    """How near the sparse convolution comes to the bound of the device, per (layer, sparsity).
+
+    peaks: peak_flops (FLOP/s) and bandwidth (bytes/s) as measured. Columns layer, sparsity,
+    implementation ("sparse"), bound_seconds (roofline.execution_bound), bound_fraction: that
+    over the median time.
+    """
+    shapes = layers(samples)
+    device = roofline.Device("measured", peaks["peak_flops"], peaks["bandwidth"])
+    sparse = samples[samples["implementation"] == "sparse"]
+    nonzeros = sparse.groupby(["layer", "sparsity"])["nonzeros"].first()
+    rows = []
+    for row in times(sparse).itertuples():
+        count = int(nonzeros[row.layer, row.sparsity])
+        bound = float(roofline.execution_bound(shapes[row.layer], count, device))
+        rows.append((row.layer, row.sparsity, "sparse", bound, bound / row.median))
+    columns = ["layer", "sparsity", "implementation", "bound_seconds", "bound_fraction"]
     return pd.DataFrame(rows, columns=columns)
 
 

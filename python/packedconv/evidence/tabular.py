@@ -33,6 +33,7 @@ _LATEX = {
     "≈": r"$\approx$",
     "≠": r"$\ne$",
     "→": r"$\rightarrow$",
+    "†": r"\textdagger{}",
     "√": r"$\surd$",
     "Σ": r"$\Sigma$",
     "–": "--",

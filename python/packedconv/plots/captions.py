@@ -53,6 +53,8 @@ def shapes(layers: list[Layer]) -> str:
         text += f", K = {layer.kernel_size}"
         if (layer.stride, layer.padding) != (1, layer.kernel_size // 2):
             text += f", stride {layer.stride}, padding {layer.padding}"
+        if (layer.dilation, layer.groups) != (1, 1):
+            text += f", dilation {layer.dilation}, groups {layer.groups}"
         if text not in texts:
             texts.append(text)
     return "; ".join(texts)

@@ -1,0 +1,74 @@
+"""What is measured of one layer beside the paper's: contenders, protocol, environment."""
+
+import json
+import os
+import typing
+
+from packedconv.layer import Layer
+from packedconv.settings import layer_of, protocol_of
+from packedconv.weights import sparsity_key
+
+# What a table of layers may time: the sparse convolution on all threads, the fastest of
+# PyTorch's dense layouts, the sparse one on one thread, and with bias and ReLU.
+CONTENDERS = ("sparse", "dense", "sparse_one_thread", "sparse_bias_relu")
+
+_KEYS = {
+    *("layer", "title", "sparsities", "contenders", "environment", "protocol", "repeats"),
+    *("widest_spread", "set_bytes"),
+}
+
+
+class Experiment(typing.NamedTuple):
+    """One layer, measured in a process of its own.
+
+    title: of the part of the table that it is in. environment: variables that the process
+    needs. protocol: as in the settings. A point whose rounds spread by more than
+    `widest_spread` is repeated `repeats` times at most. set_bytes: the most that inputs and
+    outputs take, which are rotated; None for warm caches.
+    """
+
+    layer: Layer
+    title: str
+    sparsities: typing.List[float]
+    contenders: typing.List[str]
+    environment: typing.Dict[str, str]
+    protocol: typing.Dict[str, int]
+    repeats: int
+    widest_spread: float
+    set_bytes: typing.Optional[int]
+
+    def record(self) -> typing.Dict[str, typing.Any]:
+        """As JSON keeps it."""
+        return dict(self._asdict(), layer=dict(self.layer._asdict()))
+
+
+def load_experiment(text: str) -> Experiment:
+    """The experiment that JSON text describes. Raises ValueError that names what is wrong."""
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"experiment: expected JSON, got {text!r}: {error}") from error
+    if not isinstance(record, dict) or set(record) != _KEYS:
+        found = sorted(record) if isinstance(record, dict) else record
+        raise ValueError(f"experiment: expected the keys {sorted(_KEYS)}, got {found}")
+    for sparsity in record["sparsities"]:
+        sparsity_key(sparsity)
+    unknown = set(record["contenders"]) - set(CONTENDERS)
+    if unknown or "sparse" not in record["contenders"]:
+        raise ValueError(
+            f"experiment: contenders: expected sparse and others of {', '.join(CONTENDERS)}, got "
+            f"{record['contenders']}"
+        )
+    return Experiment(
+        **dict(record, layer=layer_of(record["layer"]), protocol=protocol_of(record["protocol"]))
+    )
+
+
+def require_environment(experiment: Experiment) -> None:
+    """Raise ValueError unless this process was started with the variables it needs."""
+    for name, value in sorted(experiment.environment.items()):
+        if os.environ.get(name) != value:
+            raise ValueError(
+                f"environment: expected {name}={value}, got {os.environ.get(name)!r}; set it "
+                "before the process starts, since libraries read it once"
+            )
