@@ -40,9 +40,8 @@ std::int64_t Geometry::tile_floats() const {
   return round_up(channels * channel_floats() + lanes, std::int64_t{16});
 }
 
-std::int64_t Geometry::tile_edge_floats() const {
-  if (edge_floats == 0) return 0;
-  return round_up(channels * channel_rows * edge_floats + lanes, std::int64_t{16});
+std::int64_t Geometry::edges_floats() const {
+  return edge_floats == 0 ? 0 : channels * channel_rows * edge_floats + lanes;
 }
 
 double Geometry::lanes_used() const {
@@ -50,11 +49,9 @@ double Geometry::lanes_used() const {
          (static_cast<double>(tiles) * static_cast<double>(tile_rows * tile_lanes));
 }
 
-bool aligned_fits(const packedconv_layer_shape& shape, int lanes, int rows, int vectors,
-                  bool edges) {
+bool aligned_fits(const packedconv_layer_shape& shape, int lanes, int rows, int vectors) {
   const Geometry g = make_geometry(shape, lanes, rows, vectors, true);
-  if (g.edge_floats == 0) return g.column_axis.reach < lanes;
-  return edges && g.edge_floats * rows <= lanes;
+  return g.column_axis.reach < lanes && g.edge_floats * rows <= lanes;
 }
 
 Geometry make_geometry(const packedconv_layer_shape& shape, int lanes, int rows, int vectors,
@@ -88,9 +85,11 @@ Geometry make_geometry(const packedconv_layer_shape& shape, int lanes, int rows,
   } else {
     g.pitch = g.piece_columns = g.tile_lanes;
     g.column_blocks = ceil_div(g.out_columns, g.piece_columns);
+    g.carries = aligned && g.column_axis.reach > 0;
+    const std::int64_t end = g.column_blocks * g.piece_columns * shape.stride_width;
+    if (g.carries && end < shape.in_width + shape.pad_left) g.edge_floats = g.column_axis.reach;
     g.pieces = g.batch * g.row_blocks * g.column_blocks;
     g.pieces_per_tile = 1;
-    if (aligned) g.edge_floats = g.column_axis.reach;
   }
   g.tiles = ceil_div(g.pieces, g.pieces_per_tile);
 

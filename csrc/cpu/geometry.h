@@ -52,14 +52,17 @@ struct Geometry {
   std::int64_t row_blocks, column_blocks;  // of an image
   std::int64_t pieces, tiles;            // of a group
   std::int64_t row_step;
-  std::int64_t edge_floats;              // beside each row, where the aligned path needs them
+  // Whether a tile needs sums of the one to its right, as on the aligned path with more than
+  // one tile in a row; and the pixels that it reads beside each row of the last one.
+  bool carries;
+  std::int64_t edge_floats;
   std::int64_t channel_rows;
 
   int shifts() const { return aligned ? static_cast<int>(column_axis.reach) : 0; }
   std::int64_t channel_floats() const { return channel_rows * row_step; }
-  // Buffers of a tile, with room behind for a vector at the last element.
+  // Buffers of a tile and of the edges, with room behind for a vector at the last element.
   std::int64_t tile_floats() const;
-  std::int64_t tile_edge_floats() const;
+  std::int64_t edges_floats() const;
   // Row of the buffer that output row 0 reads through (py, px).
   std::int64_t row(std::int64_t channel, int py, int px) const {
     const std::int64_t phases = channel * column_axis.phases + column_axis.phase_of[px];
@@ -70,10 +73,8 @@ struct Geometry {
   double lanes_used() const;
 };
 
-// Whether the aligned path has a geometry for rows x vectors; `edges` tells if a kernel for
-// pixels beside the rows exists.
-bool aligned_fits(const packedconv_layer_shape& shape, int lanes, int rows, int vectors,
-                  bool edges);
+// Whether the layer has a geometry for the aligned path with tiles of rows x vectors.
+bool aligned_fits(const packedconv_layer_shape& shape, int lanes, int rows, int vectors);
 
 // Throws std::length_error when a tile would hold 2^31 floats or more.
 Geometry make_geometry(const packedconv_layer_shape& shape, int lanes, int rows, int vectors,

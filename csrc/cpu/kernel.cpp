@@ -13,6 +13,12 @@
 #define PACKEDCONV_TEXT(x) PACKEDCONV_TEXT_(x)
 #define PACKEDCONV_JOIN_(a, b) a##b
 #define PACKEDCONV_JOIN(a, b) PACKEDCONV_JOIN_(a, b)
+// Loops over the sums must go, or the sums would be in memory.
+#if defined(__clang__) || __GNUC__ >= 8
+#define PACKEDCONV_UNROLL _Pragma("GCC unroll 16")
+#else
+#define PACKEDCONV_UNROLL
+#endif
 
 namespace packedconv {
 namespace {
@@ -112,11 +118,22 @@ inline Vector select(Vector low, Vector high, Index index) {
 #endif
 }
 
-// 0, step, 2 * step, ... plus first.
+// first, first + step, first + 2 * step, ...
 inline Index counting(int first, int step) {
   Index index;
   for (int lane = 0; lane < kLanes; ++lane) index[lane] = first + step * lane;
   return index;
+}
+
+// Lanes 1, 2, ... of `low`, and behind them lane 0 of `high`.
+inline Vector next_lanes(Vector low, Vector high) {
+#if defined(__AVX512F__)
+  // Needs no register for an index; with a mask, since without one GCC 12 warns of its own header.
+  return _mm512_castsi512_ps(_mm512_maskz_alignr_epi32(0xffff, _mm512_castps_si512(high),
+                                                       _mm512_castps_si512(low), 1));
+#else
+  return select(low, high, counting(1, 1));
+#endif
 }
 
 // Every second float from `source`, whose lanes outside [begin, end) are zero and not read.
@@ -165,14 +182,9 @@ inline void fill_row(const FillWork& work, float* target, const float* source) {
 inline void fill_edges(const FillWork& work, float* target, const float* source) {
   for (std::int64_t i = 0; i < work.edge_part_count; ++i) {
     const EdgePart& part = work.edge_parts[i];
-    float* const to = target + part.target;
-    const float* const from = source + part.source;
-    if (source != nullptr && part.inside_begin == 0 && part.inside_end == 2 && work.step == 1 && work.edge_floats == 2) {
-      to[0] = from[0]; to[1] = from[1]; continue;
-    }
     for (std::int64_t j = 0; j < work.edge_floats; ++j) {
       const bool inside = source != nullptr && j >= part.inside_begin && j < part.inside_end;
-      to[j] = inside ? from[j * work.step] : 0.0f;
+      target[part.target + j] = inside ? source[part.source + j * work.step] : 0.0f;
     }
   }
 }
@@ -212,32 +224,39 @@ struct Sums {
   Vector at[Rows][Vectors];
 
   void set(Vector value) {
+    PACKEDCONV_UNROLL
     for (int r = 0; r < Rows; ++r)
+      PACKEDCONV_UNROLL
       for (int v = 0; v < Vectors; ++v) at[r][v] = value;
   }
   void add(const float* source) {
+    PACKEDCONV_UNROLL
     for (int r = 0; r < Rows; ++r)
+      PACKEDCONV_UNROLL
       for (int v = 0; v < Vectors; ++v)
         at[r][v] += load_aligned(source + (r * Vectors + v) * kLanes);
   }
   void keep(float* target) const {
+    PACKEDCONV_UNROLL
     for (int r = 0; r < Rows; ++r)
+      PACKEDCONV_UNROLL
       for (int v = 0; v < Vectors; ++v)
         *reinterpret_cast<Vector*>(target + (r * Vectors + v) * kLanes) = at[r][v];
   }
   void apply_relu() {
+    PACKEDCONV_UNROLL
     for (int r = 0; r < Rows; ++r)
+      PACKEDCONV_UNROLL
       for (int v = 0; v < Vectors; ++v) at[r][v] = relu(at[r][v]);
   }
-  // Moves every row one pixel to the left; behind it comes lane r * edge_floats of `edges`.
-  void shift(Vector edges, std::int32_t edge_floats) {
-    const Index next = counting(1, 1);
-    Index last = next, rise{};
-    rise[kLanes - 1] = edge_floats;
+  // Moves every row one pixel to the left. Row r gets lane r * step of `incoming` on the right.
+  void shift(Vector incoming, int step) {
+    PACKEDCONV_UNROLL
     for (int r = 0; r < Rows; ++r) {
-      for (int v = 0; v + 1 < Vectors; ++v) at[r][v] = select(at[r][v], at[r][v + 1], next);
-      at[r][Vectors - 1] = select(at[r][Vectors - 1], edges, last);
-      last += rise;
+      PACKEDCONV_UNROLL
+      for (int v = 0; v + 1 < Vectors; ++v) at[r][v] = next_lanes(at[r][v], at[r][v + 1]);
+      at[r][Vectors - 1] = next_lanes(at[r][Vectors - 1], incoming);
+      for (int i = 0; i < step; ++i) incoming = next_lanes(incoming, incoming);
     }
   }
 };
@@ -289,7 +308,9 @@ inline void write(const TileWork& work, const Sums<Rows, Vectors>& sums, std::in
     // As far into a line as the target.
     float* const stage = work.stage + reinterpret_cast<std::uintptr_t>(target) % 64 / 4;
     // The last vector of a row may reach into the next row, which comes after it.
+    PACKEDCONV_UNROLL
     for (int r = 0; r < Rows; ++r)
+      PACKEDCONV_UNROLL
       for (int v = 0; v < Vectors; ++v)
         store(sums.at[r][v], stage + r * work.run_row_step + v * kLanes);
     copy_run(target, stage, work.run_floats, work.stream);
@@ -304,11 +325,15 @@ inline void write(const TileWork& work, const Sums<Rows, Vectors>& sums, std::in
   }
   float* const target = work.whole + channel * work.channel_stride;
   if (work.stream) {
+    PACKEDCONV_UNROLL
     for (int r = 0; r < Rows; ++r)
+      PACKEDCONV_UNROLL
       for (int v = 0; v < Vectors; ++v)
         stream(sums.at[r][v], target + r * work.whole_row_step + v * kLanes);
   } else {
+    PACKEDCONV_UNROLL
     for (int r = 0; r < Rows; ++r)
+      PACKEDCONV_UNROLL
       for (int v = 0; v < Vectors; ++v)
         store(sums.at[r][v], target + r * work.whole_row_step + v * kLanes);
   }
@@ -352,7 +377,9 @@ template <int Rows, int Vectors, typename Reader>
 inline void multiply_add(Sums<Rows, Vectors>& sums, Reader reader, const float* source,
                          float value) {
   const Vector weight = broadcast(value);
+  PACKEDCONV_UNROLL
   for (int r = 0; r < Rows; ++r)
+    PACKEDCONV_UNROLL
     for (int v = 0; v < Vectors; ++v)
       sums.at[r][v] += weight * reader.vector(source, r, v);
 }
@@ -370,7 +397,9 @@ inline void add_nonzeros(Sums<Rows, Vectors>& sums, Reader reader, const float* 
       multiply_add(sums, reader, tile + nonzero[0].offset, nonzero[0].value);
       multiply_add(others, reader, tile + nonzero[1].offset, nonzero[1].value);
     }
+    PACKEDCONV_UNROLL
     for (int r = 0; r < Rows; ++r)
+      PACKEDCONV_UNROLL
       for (int v = 0; v < Vectors; ++v) sums.at[r][v] += others.at[r][v];
   }
   for (; nonzero != end; ++nonzero)
@@ -391,38 +420,45 @@ void compute_loose(const TileWork& work) {
   }
 }
 
+// Where the sums that are shifted in on the right of a tile come from.
+enum class Right { nothing, tile, edges };
+
 // Sums of one kernel column after the other, from the right: what a column's nonzeros read
 // lies one pixel to the left of what the column before it read, so with the sums shifted by
-// one in between, all of them read the same aligned vectors. The lanes that come in on the
-// right are those of `edges`, a vector of the pixels beside the tile's rows.
-template <int Rows, int Vectors, bool Edges>
+// one in between, all of them read the same aligned vectors. What comes in on the right are the
+// sums of the tile beside it, or of the pixels beside the last tile of a row, or of zeros.
+template <int Rows, int Vectors, Right From>
 void compute_aligned(const TileWork& work) {
   constexpr std::int64_t kTile = Rows * Vectors * kLanes;
   constexpr std::int64_t kRow = Vectors * kLanes;
   const AlignedRows<Vectors> reader{};
-  const std::int32_t edge_floats = static_cast<std::int32_t>(work.edge_floats);
+  const int edge_floats = static_cast<int>(work.edge_floats);
   const std::uint32_t* starts = work.starts;
+  float* carry = work.carry;
   for (std::int64_t channel = 0; channel < work.channels; ++channel) {
     const Vector first = broadcast(work.bias ? work.bias[channel] : 0.0f);
     Sums<Rows, Vectors> sums;
     sums.set(first);
-    Vector edges = first;
+    Vector incoming = first;
     const Nonzero* nonzero = work.nonzeros + *starts++;
     for (int shift = work.shifts; shift > 0; --shift) {
       const Nonzero* const end = work.nonzeros + *starts++;
-      if (Edges) {
-        for (; nonzero != end; ++nonzero) {
-          const std::int64_t row = static_cast<std::uint32_t>(nonzero->offset) / kRow;
-          edges += broadcast(nonzero->value) * load(work.edges + row * edge_floats);
-          multiply_add(sums, reader, work.tile + nonzero->offset, nonzero->value);
+      if (From == Right::edges) {
+        for (const Nonzero* i = nonzero; i != end; ++i) {
+          const std::int64_t row = static_cast<std::uint32_t>(i->offset) / kRow;
+          incoming += broadcast(i->value) * load(work.edges + row * edge_floats);
         }
-        sums.shift(edges, edge_floats);
-        edges = select(edges, edges, counting(1, 1));
-      } else {
-        add_nonzeros(sums, reader, work.tile, nonzero, end);
-        nonzero = end;
-        sums.shift(edges, 0);
       }
+      add_nonzeros(sums, reader, work.tile, nonzero, end);
+      nonzero = end;
+      if (From == Right::tile && !work.first_of_row) incoming = load_aligned(carry);
+      if (From != Right::nothing) {
+        PACKEDCONV_UNROLL
+        for (int r = 0; r < Rows; ++r) carry[r] = sums.at[r][0][0];
+        carry += kCarryLanes;
+      }
+      sums.shift(incoming, From == Right::edges ? edge_floats : From == Right::tile ? 1 : 0);
+      if (From == Right::edges) incoming = next_lanes(incoming, incoming);
     }
     add_nonzeros(sums, reader, work.tile, nonzero, work.nonzeros + *starts);
     if (work.sums_before != nullptr) sums.add(work.sums_before + channel * kTile);
@@ -435,9 +471,11 @@ constexpr bool kAligned = kLanes * sizeof(float) == 64;
 
 template <int Rows, int Vectors>
 constexpr TileKernel tile_kernel() {
+  static_assert(Rows <= kCarryLanes, "a row has a lane of the carried sums");
   return {Rows, Vectors, compute_loose<Rows, Vectors>,
-          kAligned ? compute_aligned<Rows, Vectors, false> : nullptr,
-          kAligned && Rows <= 8 ? compute_aligned<Rows, Vectors, true> : nullptr};
+          kAligned ? compute_aligned<Rows, Vectors, Right::nothing> : nullptr,
+          kAligned ? compute_aligned<Rows, Vectors, Right::tile> : nullptr,
+          kAligned ? compute_aligned<Rows, Vectors, Right::edges> : nullptr};
 }
 
 // No more sums than there are registers, beside one for the weight.

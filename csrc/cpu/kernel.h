@@ -11,6 +11,9 @@
 
 namespace packedconv {
 
+// Rows of a tile at most.
+constexpr int kCarryLanes = 16;
+
 // A nonzero weight, decoded for one layout of the tile.
 struct Nonzero {
   float value;
@@ -26,7 +29,7 @@ struct LanePart {
   std::int32_t whole;               // vectors from here on, all of them inside, or 0
 };
 
-// Pixels beside the rows of a tile.
+// Pixels on the right of the rows of the last tile in a row.
 struct EdgePart {
   std::int64_t target, source;      // as of a LanePart, in the edges
   std::int32_t inside_begin, inside_end;
@@ -35,7 +38,7 @@ struct EdgePart {
 // The copy of an image's rows into tiles, zero where they are outside the image.
 struct FillWork {
   float* tile;
-  float* edges;  // or null
+  float* edges;
   std::int64_t row_step, edge_floats;  // floats of a row in the tile and in the edges
   std::int64_t channels;
   std::int64_t channel_rows;    // rows of a channel in the tile, of all phases
@@ -71,14 +74,20 @@ struct PrefetchWork {
 // One tile for a block of input channels and a range of output channels.
 struct TileWork {
   const float* tile;
-  const float* edges;     // of the tile's rows, or null
   std::int64_t row_step;  // floats between what consecutive output rows read
-  std::int64_t edge_floats;
   const Nonzero* nonzeros;
   // Of each output channel and group of nonzeros, the first of its nonzeros; one more ends
   // the last. Groups come with the shift falling from `shifts` to 0.
   const std::uint32_t* starts;
   int shifts;
+  // Where tiles of a row come one after the other from the right: the sums in lane 0 of the
+  // rows before each shift, [channel][shift][kCarryLanes]. Those of the tile to the right are
+  // shifted into this one, unless it is the first, and replaced by this one's.
+  float* carry;
+  bool first_of_row;
+  // Of the first one, the pixels beside it.
+  const float* edges;
+  std::int64_t edge_floats;
   std::int64_t channels;
   // Sums of earlier blocks of channels, and where those of this one go when more follow.
   const float* sums_before;
@@ -106,8 +115,11 @@ struct TileWork {
 struct TileKernel {
   int rows, vectors;
   void (*loose)(const TileWork& work);
-  void (*aligned)(const TileWork& work);        // null where the path is not compiled
-  void (*aligned_edges)(const TileWork& work);  // null as well where rows are too many
+  void (*aligned)(const TileWork& work);  // null where the path is not compiled
+  // Aligned, for rows of more than one tile; the second for the first of them, where there are
+  // pixels beside it.
+  void (*carrying)(const TileWork& work);
+  void (*edged)(const TileWork& work);
 };
 
 struct Isa {

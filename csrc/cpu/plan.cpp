@@ -60,25 +60,32 @@ struct CpuPlan::State {
   std::int64_t strips, slices;
   std::vector<std::vector<std::int64_t>> slice_begins;  // of each group
   void (*compute)(const TileWork&);
-  std::int64_t sums_floats = 0;
+  void (*compute_first)(const TileWork&);  // the tile of a row that comes first
+  MemoryCounts counts{};
   std::size_t thread_bytes = 0;
 
   bool naive() const { return schedule.path == CpuPath::naive; }
   // Whether each block of channels is copied right before it is computed, so that the copy stays
   // in the first cache; not where another slice or tile wants it again.
-  bool fills_blocks() const { return weight.blocks > 1 && slices == 1 && schedule.strip == 1; }
+  bool fills_blocks() const {
+    return weight.blocks > 1 && slices == 1 && (geometry.carries || schedule.strip == 1);
+  }
   std::int64_t items() const {
     return naive() ? shape.batch * shape.out_channels : shape.groups * strips * slices;
   }
 
   void set_naive(const PackedView& packed);
   void set_tiles(const PackedView& packed, int threads);
-  Item item(std::int64_t index) const;
+  Item find_item(std::int64_t index) const;
   ChannelRange block(std::int64_t index) const;
+  // The first channel of the item's group.
+  const float* group_input(const Item& item, const Call& call) const {
+    return call.input + item.group * geometry.channels * call.input_strides.channel;
+  }
   void fetch(PrefetchWork* prefetch, const ThreadMemory& memory, const Call& call,
-             std::int64_t group, ChannelRange channels, std::int64_t tile,
+             const Item& item, ChannelRange channels, std::int64_t tile,
              std::int64_t steps) const;
-  void compute_tile(TileWork* work, const Item& item, std::int64_t tile,
+  void compute_tile(TileWork* work, const Item& item, std::int64_t tile, std::int64_t place,
                     const ThreadMemory& memory, const Call& call) const;
   void compute_item(std::int64_t index, const ThreadMemory& memory, std::int64_t* filled,
                     const Call& call) const;
@@ -99,12 +106,15 @@ void CpuPlan::State::set_tiles(const PackedView& packed, int threads) {
   const bool aligned = schedule.path == CpuPath::aligned;
   geometry = make_geometry(shape, isa->lanes, schedule.rows, schedule.vectors, aligned);
   schedule.block_channels = std::min(schedule.block_channels, geometry.channels);
-  schedule.strip = std::min(schedule.strip, std::max<std::int64_t>(1, geometry.tiles));
+  schedule.strip = geometry.carries
+                       ? geometry.column_blocks
+                       : std::min(schedule.strip, std::max<std::int64_t>(1, geometry.tiles));
   strips = ceil_div(geometry.tiles, schedule.strip);
   const TileKernel& kernel = *find_kernel(*isa, schedule.rows, schedule.vectors);
-  compute = !aligned                  ? kernel.loose
-            : geometry.edge_floats > 0 ? kernel.aligned_edges
-                                       : kernel.aligned;
+  compute = !aligned           ? kernel.loose
+            : geometry.carries ? kernel.carrying
+                               : kernel.aligned;
+  compute_first = geometry.edge_floats > 0 ? kernel.edged : compute;
   weight = decode_weight(packed, shape, geometry, schedule.block_channels);
 
   const std::int64_t channels = shape.out_channels / shape.groups;
@@ -116,20 +126,24 @@ void CpuPlan::State::set_tiles(const PackedView& packed, int threads) {
     for (std::int64_t k = 0; k < slices; ++k)
       most = std::max(most, slice_begins.back()[k + 1] - slice_begins.back()[k]);
   }
-  sums_floats = weight.blocks > 1 ? most * schedule.rows * schedule.vectors * isa->lanes : 0;
+  counts.tiles = fills_blocks() ? 1 : tiles_at_once(geometry, schedule);
+  counts.sums_floats =
+      weight.blocks > 1 ? most * schedule.rows * schedule.vectors * isa->lanes : 0;
+  counts.carry_floats =
+      geometry.carries ? weight.blocks * most * geometry.shifts() * kCarryLanes : 0;
   ThreadMemory counted;
-  thread_bytes = cut_memory(nullptr, geometry, schedule.strip, sums_floats, &counted);
+  thread_bytes = cut_memory(nullptr, geometry, counts, &counted);
 
   facts.pieces_per_tile = geometry.pieces_per_tile;
   facts.lanes_used = geometry.tiles > 0 ? geometry.lanes_used() : 1.0;
   facts.tile_bytes = 4 * schedule.block_channels * geometry.channel_rows *
-                     (geometry.row_step + geometry.edge_floats);
+                     geometry.row_step;
   facts.slices = slices;
   facts.plan_bytes = weight.bytes();
   facts.workspace_bytes = static_cast<std::int64_t>(thread_bytes);
 }
 
-CpuPlan::State::Item CpuPlan::State::item(std::int64_t index) const {
+CpuPlan::State::Item CpuPlan::State::find_item(std::int64_t index) const {
   Item item;
   const std::int64_t slice = index % slices;
   item.strip_index = index / slices;
@@ -148,80 +162,81 @@ ChannelRange CpuPlan::State::block(std::int64_t index) const {
   return {first, std::min(schedule.block_channels, geometry.channels - first)};
 }
 
-// Asks for the input of a strip from `tile` on during the next `steps` output channels.
+// Asks for the input of the tiles from `tile` on, as many as are copied at once, during the
+// next `steps` output channels.
 void CpuPlan::State::fetch(PrefetchWork* prefetch, const ThreadMemory& memory, const Call& call,
-                           std::int64_t group, ChannelRange channels, std::int64_t tile,
+                           const Item& item, ChannelRange channels, std::int64_t tile,
                            std::int64_t steps) const {
   *prefetch = PrefetchWork{};
   if (!schedule.prefetch || tile >= geometry.tiles) return;
-  *prefetch = next_rows(memory, geometry, shape,
-                        call.input + group * geometry.channels * call.input_strides.channel,
-                        call.input_strides, channels, tile,
-                        std::min(schedule.strip, geometry.tiles - tile));
+  *prefetch = next_rows(memory, geometry, shape, group_input(item, call), call.input_strides,
+                        channels, tile, std::min(counts.tiles, geometry.tiles - tile));
   prefetch->per_channel = ceil_div(prefetch->count * prefetch->lines, steps);
 }
 
+// Tile `tile` of the strip, whose copy is that at `place` in memory.
 void CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t tile,
-                                  const ThreadMemory& memory, const Call& call) const {
-  const float* const input =
-      call.input + item.group * geometry.channels * call.input_strides.channel;
-  const std::int64_t first_tile = item.first_tile + tile;
-  place_tile(work, memory, geometry, shape, call.output_strides, schedule.stream, first_tile);
+                                  std::int64_t place, const ThreadMemory& memory,
+                                  const Call& call) const {
+  const std::int64_t index = item.first_tile + tile;
+  place_tile(work, memory, geometry, shape, call.output_strides, schedule.stream, index);
+  work->first_of_row = tile + 1 == item.tiles;
   for (std::int64_t b = 0; b < weight.blocks; ++b) {
     const ChannelRange channels = block(b);
+    work->tile = memory.tiles + place * geometry.tile_floats();
+    work->edges = memory.edges;
     if (fills_blocks()) {
-      fill_tiles(memory, geometry, *isa, shape, input, call.input_strides, channels, first_tile,
-                 1);
+      fill_tiles(memory, geometry, *isa, shape, group_input(item, call), call.input_strides,
+                 channels, index, 1);
       const bool last = b + 1 == weight.blocks;
-      fetch(work->prefetch, memory, call, item.group, block(last ? 0 : b + 1),
-            last ? first_tile + 1 : first_tile, item.channels);
-      work->tile = memory.tiles;
-      work->edges = memory.edges;
+      fetch(work->prefetch, memory, call, item, block(last ? 0 : b + 1),
+            !last ? index : tile > 0 ? index - 1 : item.first_tile + 2 * item.tiles - 1,
+            item.channels);
     } else {
-      work->tile = memory.tiles + tile * geometry.tile_floats() +
-                   channels.first * geometry.channel_floats();
-      work->edges = memory.edges + tile * geometry.tile_edge_floats() +
-                    channels.first * geometry.channel_rows * geometry.edge_floats;
+      work->tile += channels.first * geometry.channel_floats();
+      work->edges += channels.first * geometry.channel_rows * geometry.edge_floats;
     }
     work->starts = weight.channel_starts(b, item.first_channel);
+    work->carry = memory.carry + b * item.channels * geometry.shifts() * kCarryLanes;
     work->sums_before = b == 0 ? nullptr : memory.sums;
     work->sums_after = b + 1 == weight.blocks ? nullptr : memory.sums;
     work->bias = b == 0 && call.bias != nullptr ? call.bias + item.first_channel : nullptr;
-    compute(*work);
+    (work->first_of_row ? compute_first : compute)(*work);
   }
 }
 
 // `filled` is the strip whose input the thread has in memory, or -1.
 void CpuPlan::State::compute_item(std::int64_t index, const ThreadMemory& memory,
                                   std::int64_t* filled, const Call& call) const {
-  const Item work_item = item(index);
-  if (work_item.channels == 0) return;
+  const Item item = find_item(index);
+  if (item.channels == 0) return;
   PrefetchWork prefetch{};
-  if (!fills_blocks()) {
-    const ChannelRange all{0, geometry.channels};
-    if (*filled != work_item.strip_index)
-      fill_tiles(memory, geometry, *isa, shape,
-                 call.input + work_item.group * geometry.channels * call.input_strides.channel,
-                 call.input_strides, all, work_item.first_tile, work_item.tiles);
-    *filled = work_item.strip_index;
-    if (work_item.last_slice)
-      fetch(&prefetch, memory, call, work_item.group, all,
-            work_item.first_tile + schedule.strip,
-            work_item.tiles * weight.blocks * work_item.channels);
-  }
   TileWork work{};
   work.row_step = geometry.flat ? geometry.vectors * geometry.lanes : geometry.row_step;
-  work.edge_floats = geometry.edge_floats;
   work.nonzeros = weight.nonzeros.data();
   work.shifts = geometry.shifts();
-  work.channels = work_item.channels;
+  work.edge_floats = geometry.edge_floats;
+  work.channels = item.channels;
   work.relu = call.relu;
-  work.output = call.output + work_item.first_channel * call.output_strides.channel;
+  work.output = call.output + item.first_channel * call.output_strides.channel;
   work.channel_stride = call.output_strides.channel;
   work.column_stride = call.output_strides.column;
   work.prefetch = &prefetch;
-  for (std::int64_t tile = 0; tile < work_item.tiles; ++tile)
-    compute_tile(&work, work_item, tile, memory, call);
+  // From the right, since a tile may need the sums of the one beside it.
+  for (std::int64_t end = item.tiles; end > 0; end -= counts.tiles) {
+    const std::int64_t begin = std::max<std::int64_t>(0, end - counts.tiles);
+    const bool all = end - begin == item.tiles;
+    if (!fills_blocks() && !(all && *filled == item.strip_index)) {
+      fill_tiles(memory, geometry, *isa, shape, group_input(item, call), call.input_strides,
+                 {0, geometry.channels}, item.first_tile + begin, end - begin);
+      *filled = all ? item.strip_index : -1;
+    }
+    if (!fills_blocks() && all && item.last_slice)
+      fetch(&prefetch, memory, call, item, {0, geometry.channels},
+            item.first_tile + schedule.strip, item.tiles * weight.blocks * item.channels);
+    for (std::int64_t tile = end - 1; tile >= begin; --tile)
+      compute_tile(&work, item, tile, fills_blocks() ? 0 : tile - begin, memory, call);
+  }
 }
 
 CpuPlan::CpuPlan(const packedconv_layer_shape& shape, const PackedView& weight, int threads,
@@ -278,7 +293,7 @@ void CpuPlan::execute(const float* input, const packedconv_strides& input_stride
     if (!s.naive())
       cut_memory(workspace.data() + shares_bytes +
                      s.thread_bytes * static_cast<std::size_t>(index),
-                 s.geometry, s.schedule.strip, s.sums_floats, &memory);
+                 s.geometry, s.counts, &memory);
     std::int64_t filled = -1;
     for (int i = 0; i < workers; ++i) {
       Share& share = shares[(index + i) % workers];

@@ -29,7 +29,7 @@ struct CpuSchedule {
   CpuPath path;
   int rows, vectors;             // output pixels held in registers: rows x vectors x lanes
   std::int64_t block_channels;   // input channels of a group summed at a time
-  std::int64_t strip;            // tiles side by side whose input is copied at once
+  std::int64_t strip;            // tiles that a thread computes one after the other, side by side
   bool prefetch;                 // fetch the next strip's input meanwhile
   bool stream;                   // write past the caches
 };

@@ -21,18 +21,18 @@ constexpr double kTileShare = 0.85;
 struct Costs {
   double nonzero;  // of each nonzero and tile, beside those of its sums
   double sum;      // of a multiply-add with a load that crosses no line
-  double edge;     // of the pixels beside a tile, with each nonzero that reads them
   double latency;  // of a multiply-add until its sum is there
   double from_l2, beyond_l2;  // factors for input that does not stay in the first cache
   double channel;  // of an output channel and block
   double shift, carry;  // of moving a sum by a pixel, and through memory between two blocks
+  double neighbor;  // of a row for which a tile passes sums to the next, with each shift
   double store, store_pieces;  // of a vector of sums
+  double store_far;            // factor for an output beyond the caches that is not streamed
   double fill, fill_block;     // of a vector of the copy, and of one that stays in the first cache
-  double fill_edge;            // of a row of the edges
   double second, gather;       // factors for every second pixel, and for others
 };
-constexpr Costs kCosts{0.8, 1.4, 1.5, 4.0, 1.4, 1.8, 38.0, 0.8, 1.3,
-                       1.5, 4.5, 7.4, 5.3, 6.7, 2.1,  16.0};
+constexpr Costs kCosts{0.84, 1.2, 4.0, 1.4,  1.8, 18.0, 1.2,  1.1,
+                       1.2,  1.6, 5.2, 3.0, 5.9, 4.6,  1.85, 16.0};
 
 Geometry geometry_of(const CpuSchedule& schedule, const Isa& isa,
                      const packedconv_layer_shape& shape) {
@@ -40,9 +40,13 @@ Geometry geometry_of(const CpuSchedule& schedule, const Isa& isa,
                        schedule.path == CpuPath::aligned);
 }
 
+std::int64_t output_bytes(const packedconv_layer_shape& shape) {
+  return shape.batch * shape.out_channels * shape.out_height * shape.out_width *
+         static_cast<std::int64_t>(sizeof(float));
+}
+
 std::int64_t block_bytes(const Geometry& g, std::int64_t channels) {
-  const std::int64_t row = g.row_step + g.edge_floats;
-  return channels * g.channel_rows * row * static_cast<std::int64_t>(sizeof(float));
+  return channels * g.channel_rows * g.row_step * static_cast<std::int64_t>(sizeof(float));
 }
 
 // As many equal blocks of channels as let each stay in the first cache.
@@ -56,6 +60,7 @@ std::int64_t block_for(const Geometry& g, std::int64_t l1) {
 // Tiles filled at once: those of a row of blocks, whose input rows are then read from end to
 // end, as long as they fit into a third of the second cache and leave every thread some.
 std::int64_t strip_for(const Geometry& g, std::int64_t l2, int threads) {
+  if (g.carries) return g.column_blocks;
   if (g.pieces_per_tile > 1 || g.column_blocks == 1) return 1;
   const std::int64_t fitting = l2 / 3 / std::max<std::int64_t>(1, block_bytes(g, g.channels));
   const std::int64_t shared = ceil_div(g.tiles, 4 * static_cast<std::int64_t>(threads));
@@ -72,6 +77,12 @@ const char* path_name(CpuPath path) {
 }
 
 }  // namespace
+
+std::int64_t tiles_at_once(const Geometry& g, const CpuSchedule& schedule) {
+  if (!g.carries) return schedule.strip;
+  const std::int64_t tile = std::max<std::int64_t>(1, block_bytes(g, g.channels));
+  return std::max<std::int64_t>(1, std::min(schedule.strip, cache_sizes().l2 / 2 / tile));
+}
 
 CacheSizes cache_sizes() {
   CacheSizes sizes{32 << 10, 1 << 20};
@@ -101,9 +112,8 @@ void check_schedule(const CpuSchedule& schedule, const Isa& isa,
            std::to_string(schedule.rows) + " x " + std::to_string(schedule.vectors));
   }
   if (schedule.path == CpuPath::aligned &&
-      (kernel->aligned == nullptr || !aligned_fits(shape, isa.lanes, schedule.rows,
-                                                   schedule.vectors,
-                                                   kernel->aligned_edges != nullptr)))
+      (kernel->aligned == nullptr ||
+       !aligned_fits(shape, isa.lanes, schedule.rows, schedule.vectors)))
     refuse("expected path loose or naive, since the aligned one has no tile of " +
            std::to_string(schedule.rows) + " x " + std::to_string(schedule.vectors) +
            " for this layer (" + isa.name + "), got path aligned");
@@ -123,8 +133,9 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
   const double out_channels = static_cast<double>(shape.out_channels) / groups;
   const double blocks = static_cast<double>(ceil_div(g.channels, schedule.block_channels));
   const double tiles = static_cast<double>(g.tiles) * groups;
+  const std::int64_t strip = g.carries ? g.column_blocks : schedule.strip;
   const double strips =
-      static_cast<double>(ceil_div(std::max<std::int64_t>(1, g.tiles), schedule.strip)) * groups;
+      static_cast<double>(ceil_div(std::max<std::int64_t>(1, g.tiles), strip)) * groups;
 
   // A load costs two where it crosses a line of 64 bytes, as it does at all addresses but one
   // in 16 when it is as long as a line.
@@ -132,8 +143,6 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
   const bool anywhere = schedule.path == CpuPath::loose &&
                         (shape.kernel_width > 1 || g.row_step % isa.lanes != 0);
   double per_nonzero = cost.nonzero + sums * cost.sum * (anywhere ? 1.0 + crossing : 1.0);
-  if (g.edge_floats > 0)
-    per_nonzero += cost.edge * (1.0 - 1.0 / static_cast<double>(shape.kernel_width));
   // Few sums wait for their own multiply-adds.
   per_nonzero = std::max(per_nonzero, cost.latency / (sums <= 8 ? 2.0 : 1.0));
   // Input that does not stay in the first cache comes from the second, or from beyond.
@@ -142,20 +151,21 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
     per_nonzero *= static_cast<double>(block_bytes(g, g.channels)) > l2 / 2 ? cost.beyond_l2
                                                                             : cost.from_l2;
 
-  const double shift = schedule.path == CpuPath::aligned ? g.shifts() * sums * cost.shift : 0.0;
+  const double shift =
+      g.shifts() * (sums * cost.shift + (g.carries ? schedule.rows * cost.neighbor : 0.0));
   const double carried = blocks > 1 ? sums * cost.carry : 0.0;
-  const double store = sums * (g.pieces_per_tile > 1 ? cost.store_pieces : cost.store);
+  const bool far = !schedule.stream && output_bytes(shape) > kStreamBytes;
+  const double store = sums * (g.pieces_per_tile > 1 ? cost.store_pieces : cost.store) *
+                       (far ? cost.store_far : 1.0);
   const double compute = tiles * (nonzeros / groups * per_nonzero +
                                   out_channels * (blocks * (cost.channel + shift + carried) + store));
 
   const double step = static_cast<double>(shape.stride_width);
   const double per_vector = step == 1 ? 1.0 : step == 2 ? cost.second : cost.gather;
-  const bool blockwise = blocks > 1 && schedule.strip == 1 && strips >= 4.0 * threads;
-  const double fill_strip =
-      static_cast<double>(schedule.strip * g.channels * g.channel_rows) *
-      (per_vector * (blockwise ? cost.fill_block : cost.fill) *
-           static_cast<double>(ceil_div(g.row_step, isa.lanes)) +
-       (g.edge_floats > 0 ? cost.fill_edge : 0.0));
+  const bool blockwise = blocks > 1 && (g.carries || strip == 1) && strips >= 4.0 * threads;
+  const double fill_strip = static_cast<double>(strip * g.channels * g.channel_rows) * per_vector *
+                            (blockwise ? cost.fill_block : cost.fill) *
+                            static_cast<double>(ceil_div(g.row_step, isa.lanes));
   // Every thread fills the strips of which it computes a slice.
   const double fills = std::max(1.0, strips / threads);
   return compute / threads + fill_strip * fills;
@@ -173,8 +183,6 @@ bool writes_lines(const Geometry& g, const packedconv_layer_shape& shape) {
 std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_shape& shape,
                                         double nonzeros, int threads) {
   const CacheSizes caches = cache_sizes();
-  const std::int64_t output = shape.batch * shape.out_channels * shape.out_height *
-                              shape.out_width * static_cast<std::int64_t>(sizeof(float));
   struct Candidate {
     CpuSchedule schedule;
     double cycles;
@@ -184,8 +192,8 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
     const TileKernel& kernel = isa.kernels[i];
     for (const CpuPath path : {CpuPath::aligned, CpuPath::loose}) {
       if (path == CpuPath::aligned &&
-          (kernel.aligned == nullptr || !aligned_fits(shape, isa.lanes, kernel.rows, kernel.vectors,
-                                                      kernel.aligned_edges != nullptr)))
+          (kernel.aligned == nullptr ||
+           !aligned_fits(shape, isa.lanes, kernel.rows, kernel.vectors)))
         continue;
       CpuSchedule schedule;
       schedule.path = path;
@@ -193,14 +201,14 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
       schedule.vectors = kernel.vectors;
       const Geometry g = geometry_of(schedule, isa, shape);
       schedule.strip = strip_for(g, caches.l2, threads);
-      schedule.stream = output > kStreamBytes && writes_lines(g, shape);
+      schedule.stream = output_bytes(shape) > kStreamBytes && writes_lines(g, shape);
       std::vector<std::int64_t> blocks{g.channels};
       if (block_for(g, caches.l1) < g.channels) blocks.push_back(block_for(g, caches.l1));
       for (const std::int64_t block : blocks) {
         schedule.block_channels = block;
         // Input that is copied block by block comes in pieces too short for the processor to
         // see where they lead.
-        schedule.prefetch = block < g.channels && schedule.strip == 1;
+        schedule.prefetch = block < g.channels && (g.carries || schedule.strip == 1);
         candidates.push_back({schedule, estimate_cycles(schedule, isa, shape, nonzeros, threads)});
       }
     }
@@ -230,8 +238,7 @@ std::string explain(const CpuSchedule& schedule, const Isa& isa,
       << " KiB";
   if (schedule.strip > 1) why << "; the input of " << schedule.strip << " tiles is copied at once";
   if (schedule.stream)
-    why << "; the output of "
-        << shape.batch * shape.out_channels * shape.out_height * shape.out_width * 4 / (1 << 20)
+    why << "; the output of " << output_bytes(shape) / (1 << 20)
         << " MiB is written past the caches";
   return why.str();
 }

@@ -18,6 +18,10 @@ struct CacheSizes {
 };
 CacheSizes cache_sizes();
 
+// Tiles of a strip whose input is copied at once: all, where tiles do not have to follow each
+// other, or as many as half of the second cache holds.
+std::int64_t tiles_at_once(const Geometry& geometry, const CpuSchedule& schedule);
+
 // Null where the instruction set has none of this size.
 const TileKernel* find_kernel(const Isa& isa, int rows, int vectors);
 

@@ -62,8 +62,7 @@ class Filler {
 
   // Appends the lanes of a piece that start at `lane`, up to `end`, in the tile at `tile`
   // floats from the first.
-  void add(const Piece& piece, std::int64_t tile, std::int64_t edge_tile, std::int64_t lane,
-           std::int64_t end) {
+  void add(const Piece& piece, std::int64_t tile, std::int64_t lane, std::int64_t end) {
     for (int p = 0; p < g_.column_axis.phases; ++p) {
       const std::int64_t phase = p * g_.row_axis.phases * g_.row_axis.length;
       const std::int64_t target = tile + phase * g_.row_step;
@@ -74,10 +73,10 @@ class Filler {
       const std::int64_t left =
           piece.first_column * s_.stride_width - s_.pad_left + g_.column_axis.phase[p];
       add_lanes(target, lane, end, left - lane * s_.stride_width, 0, s_.in_width, true);
-      if (g_.edge_floats > 0) {
+      if (g_.edge_floats > 0 && piece.first_column + g_.piece_columns >= g_.out_columns) {
         EdgePart& edge = memory_.edge_parts[edges_++];
         const std::int64_t first = left + (g_.tile_lanes - lane) * s_.stride_width;
-        edge.target = edge_tile + phase * g_.edge_floats;
+        edge.target = phase * g_.edge_floats;
         edge.source = first * strides_.column;
         edge.inside_begin = inside(first, 0, g_.edge_floats);
         edge.inside_end = inside(first, s_.in_width, g_.edge_floats);
@@ -181,19 +180,20 @@ T* cut(char* memory, std::size_t* used, std::int64_t count) {
 
 }  // namespace
 
-std::size_t cut_memory(char* memory, const Geometry& g, std::int64_t strip,
-                       std::int64_t sums_floats, ThreadMemory* parts) {
+std::size_t cut_memory(char* memory, const Geometry& g, const MemoryCounts& counts,
+                       ThreadMemory* parts) {
   std::size_t used = 0;
-  // At worst every lane is a part of its own.
-  const std::int64_t lane_parts = strip * g.column_axis.phases * g.row_step;
   const std::int64_t vectors = g.rows * g.vectors;
-  parts->tiles = cut<float>(memory, &used, strip * g.tile_floats());
-  parts->edges = cut<float>(memory, &used, strip * g.tile_edge_floats());
-  parts->sums = cut<float>(memory, &used, sums_floats);
+  parts->tiles = cut<float>(memory, &used, counts.tiles * g.tile_floats());
+  parts->edges = cut<float>(memory, &used, g.edges_floats());
+  parts->sums = cut<float>(memory, &used, counts.sums_floats);
+  parts->carry = cut<float>(memory, &used, counts.carry_floats);
   // A vector more for the line that the rows begin in, one for where the last one ends.
   parts->stage = cut<float>(memory, &used, (vectors + 2) * std::max(g.lanes, 16));
-  parts->lane_parts = cut<LanePart>(memory, &used, lane_parts);
-  parts->edge_parts = cut<EdgePart>(memory, &used, strip * g.column_axis.phases);
+  // At worst every lane is a part of its own.
+  parts->lane_parts =
+      cut<LanePart>(memory, &used, counts.tiles * g.column_axis.phases * g.row_step);
+  parts->edge_parts = cut<EdgePart>(memory, &used, g.column_axis.phases);
   parts->row_place = cut<std::int32_t>(memory, &used, g.row_axis.phases * g.row_axis.length);
   parts->row_source = cut<std::int64_t>(memory, &used, g.row_axis.phases * g.row_axis.length);
   parts->store_parts = cut<StorePart>(memory, &used, vectors * g.lanes);
@@ -218,20 +218,19 @@ void fill_tiles(const ThreadMemory& memory, const Geometry& g, const Isa& isa,
         filler.run(isa, run, input, channels);
       run = piece;
       open = true;
-      filler.add(piece, t * g.tile_floats(), t * g.tile_edge_floats(), i * g.pitch,
+      filler.add(piece, t * g.tile_floats(), i * g.pitch,
                  i + 1 < pieces ? (i + 1) * g.pitch : g.row_step);
     }
     // A vector at the last element of the buffer reads on into what no output uses, and which
     // must not be slow to compute with.
     float* const end = memory.tiles + t * g.tile_floats() + channels.count * g.channel_floats();
     std::fill(end, end + g.lanes, 0.0f);
-    if (g.edge_floats > 0) {
-      float* const edge_end = memory.edges + t * g.tile_edge_floats() +
-                              channels.count * g.channel_rows * g.edge_floats;
-      std::fill(edge_end, edge_end + g.lanes, 0.0f);
-    }
   }
   if (open) filler.run(isa, run, input, channels);
+  if (g.edge_floats > 0) {
+    float* const end = memory.edges + channels.count * g.channel_rows * g.edge_floats;
+    std::fill(end, end + g.lanes, 0.0f);
+  }
 }
 
 PrefetchWork next_rows(const ThreadMemory& memory, const Geometry& g,
@@ -284,8 +283,9 @@ void place_tile(TileWork* work, const ThreadMemory& memory, const Geometry& g,
   work->whole = work->run = nullptr;
   work->stream = stream;
   const bool contiguous = !g.flat || flat.width == g.out_columns;
+  const Piece only = find_piece(g, first);
   if (pieces == 1 && strides.column == 1 && contiguous) {
-    const Piece piece = find_piece(g, first);
+    const Piece& piece = only;
     float* const origin = work->output + piece.image * strides.batch +
                           piece.first_row * strides.row + piece.first_column;
     const std::int64_t tile_row_step = g.flat ? g.vectors * g.lanes : strides.row;

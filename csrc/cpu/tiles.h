@@ -16,6 +16,7 @@ struct ThreadMemory {
   float* tiles;  // of a strip
   float* edges;
   float* sums;
+  float* carry;
   float* stage;
   LanePart* lane_parts;
   EdgePart* edge_parts;
@@ -29,9 +30,15 @@ struct ThreadMemory {
 // Rows that a PrefetchWork can name at most.
 constexpr std::int64_t kPrefetchRows = 4096;
 
-// Bytes that `cut` takes; the same call with `memory` null only counts.
-std::size_t cut_memory(char* memory, const Geometry& geometry, std::int64_t strip,
-                       std::int64_t sums_floats, ThreadMemory* parts);
+// What of a plan decides how much memory a thread needs.
+struct MemoryCounts {
+  std::int64_t tiles;  // copied at once
+  std::int64_t sums_floats, carry_floats;
+};
+
+// Sets `parts` to where they lie from `memory` on; returns their bytes.
+std::size_t cut_memory(char* memory, const Geometry& geometry, const MemoryCounts& counts,
+                       ThreadMemory* parts);
 
 // Channels of a group.
 struct ChannelRange {
