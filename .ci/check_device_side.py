@@ -44,6 +44,8 @@ DEVICE_SIDE = [
     "scripts/bench.py",
     "scripts/ablation.py",
     "scripts/fixed_cost.py",
+    "scripts/layers.py",
+    "scripts/ladder.py",
 ]
 THIRD_PARTY = {"numpy", "torch"}
 # Used where PyTorch has custom ops (2.4 and later), and checked by its own SUPPORTED.

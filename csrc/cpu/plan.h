@@ -27,11 +27,11 @@ enum class CpuPath {
 // differ in time only.
 struct CpuSchedule {
   CpuPath path;
-  int rows, vectors;             // output pixels held in registers: rows x vectors x lanes
-  std::int64_t block_channels;   // input channels of a group summed at a time
-  std::int64_t strip;            // tiles that a thread computes one after the other, side by side
-  bool prefetch;                 // fetch the next strip's input meanwhile
-  bool stream;                   // write past the caches
+  int rows, vectors;            // output pixels held in registers: rows x vectors x lanes
+  std::int64_t block_channels;  // input channels of a group summed at a time
+  std::int64_t strip;           // tiles that a thread computes one after the other
+  bool prefetch;                // fetch input of what comes next meanwhile
+  bool stream;                  // write past the caches
 };
 
 struct CpuPlanFacts {
@@ -44,7 +44,8 @@ struct CpuPlanFacts {
   std::int64_t slices;           // of the output channels of a group, among items
   std::int64_t plan_bytes;       // memory that the plan keeps
   std::int64_t workspace_bytes;  // of each thread, shared by all plans
-  double flop, bytes;            // needed by the layer: 2 per nonzero and pixel; input + weight + output once
+  double flop;   // of the layer: 2 for each nonzero and output pixel
+  double bytes;  // input, output and packed weight, once each
   std::string why;
 };
 

@@ -31,8 +31,8 @@ struct Costs {
   double fill, fill_block;     // of a vector of the copy, and of one that stays in the first cache
   double second, gather;       // factors for every second pixel, and for others
 };
-constexpr Costs kCosts{0.84, 1.2, 4.0, 1.4,  1.8, 18.0, 1.2,  1.1,
-                       1.2,  1.6, 5.2, 3.0, 5.9, 4.6,  1.85, 16.0};
+constexpr Costs kCosts{0.85, 1.2, 4.0,  1.4, 1.9, 25.0, 1.2, 1.3,
+                       2.0,  2.1, 5.15, 3.3, 8.6, 5.5, 2.2, 16.0};
 
 Geometry geometry_of(const CpuSchedule& schedule, const Isa& isa,
                      const packedconv_layer_shape& shape) {

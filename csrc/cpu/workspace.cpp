@@ -40,7 +40,13 @@ Workspace::Workspace(std::size_t bytes) : data_(nullptr), bytes_(0) {
     // So that giving it back cannot fail.
     pool().free.reserve(pool().free.size() + 16);
   }
-  if (block.bytes < bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  // Of its exact size, so that the sanitizer sees what lies outside.
+  const bool fits = block.bytes == bytes;
+#else
+  const bool fits = block.bytes >= bytes;
+#endif
+  if (!fits) {
     std::free(block.data);
     void* memory = nullptr;
     if (posix_memalign(&memory, kAlignment, bytes) != 0) throw std::bad_alloc();

@@ -95,9 +95,11 @@ def build_program(
         sources.append(csrc / "cuda" / "conv2d.cu")
         host = (csrc / "cuda").glob("*.cpp")
         sources += sorted(path for path in host if not path.name.startswith("no_"))
+        sources.append(csrc / "weight_check.cpp")
     program, stamp = folder / test, folder / f"{test}.sha256"
     with build_lock(folder):
         used = [*csrc.glob("*.h"), *csrc.glob("cuda/*"), *csrc.glob("emulation/*"), sources[0]]
+        used.append(csrc / "weight_check.cpp")
         wanted = digest(csrc, used, *flags)
         if program.exists() and stamp.exists() and stamp.read_text() == wanted:
             return program
