@@ -157,8 +157,8 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
   const bool far = !schedule.stream && output_bytes(shape) > kStreamBytes;
   const double store = sums * (g.pieces_per_tile > 1 ? cost.store_pieces : cost.store) *
                        (far ? cost.store_far : 1.0);
-  const double compute = tiles * (nonzeros / groups * per_nonzero +
-                                  out_channels * (blocks * (cost.channel + shift + carried) + store));
+  const double per_channel = blocks * (cost.channel + shift + carried) + store;
+  const double compute = tiles * (nonzeros / groups * per_nonzero + out_channels * per_channel);
 
   const double step = static_cast<double>(shape.stride_width);
   const double per_vector = step == 1 ? 1.0 : step == 2 ? cost.second : cost.gather;
