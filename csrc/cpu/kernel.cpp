@@ -26,6 +26,7 @@ namespace {
 constexpr int kLanes = PACKEDCONV_LANES;
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
 typedef std::int32_t Index __attribute__((vector_size(kLanes * sizeof(float))));
+typedef std::uint32_t Bits __attribute__((vector_size(kLanes * sizeof(float))));
 // The same at any address.
 typedef float LooseVector
     __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));
@@ -152,6 +153,63 @@ inline Vector gather(const float* source, std::int64_t step, int begin, int end)
   return value;
 }
 
+constexpr std::uint32_t kSign = 0x80000000u;
+constexpr std::uint32_t kExponentStep = static_cast<std::uint32_t>(kScaleExponent) << 23;
+
+// A power of two; no operation in here meets a subnormal number.
+inline Bits power_of_two(int exponent) {
+  return Bits{} + (static_cast<std::uint32_t>(127 + exponent) << 23);
+}
+
+// value * 2^kScaleExponent, which must be finite.
+inline Vector scale(Vector value) {
+  const Bits bits = reinterpret_cast<Bits>(value);
+  const Bits magnitude = bits & ~kSign;
+  // A subnormal number is an integer in units of 2^-149.
+  const Vector counted = __builtin_convertvector(reinterpret_cast<Index>(magnitude), Vector) *
+                         reinterpret_cast<Vector>(power_of_two(kScaleExponent - 149));
+  const Bits scaled = magnitude < (1u << 23) ? reinterpret_cast<Bits>(counted)
+                                             : magnitude + kExponentStep;
+  return reinterpret_cast<Vector>(scaled | (bits & kSign));
+}
+
+// value * 2^-kScaleExponent of a finite value, rounded to nearest.
+inline Vector unscale(Vector value) {
+  const Bits bits = reinterpret_cast<Bits>(value);
+  const Bits magnitude = bits & ~kSign;
+  const Bits least = power_of_two(kScaleExponent - 126);
+  // In units of 2^-149 and rounded to an integer by adding 2^23, for those that get subnormal.
+  const Vector round = reinterpret_cast<Vector>(power_of_two(23));
+  const Bits kept = magnitude < least ? magnitude : Bits{};
+  const Vector counted = reinterpret_cast<Vector>(kept) *
+                             reinterpret_cast<Vector>(power_of_two(149 - kScaleExponent)) +
+                         round;
+  const Bits subnormal = reinterpret_cast<Bits>(counted) - reinterpret_cast<Bits>(round);
+  const Bits unscaled = magnitude < least ? subnormal : magnitude - kExponentStep;
+  return reinterpret_cast<Vector>(unscaled | (bits & kSign));
+}
+
+// Magnitudes less one, so that zero is the largest of all.
+struct Seen {
+  Bits least, most;
+};
+
+template <bool Scaled>
+inline Seen look_at(Seen seen, Vector value) {
+  const Bits below = (reinterpret_cast<Bits>(value) & ~kSign) - 1u;
+  seen.least = below < seen.least ? below : seen.least;
+  // Only what is to be scaled may be too large.
+  if (Scaled) seen.most = below + 1u > seen.most + 1u ? below : seen.most;
+  return seen;
+}
+
+inline void remember(const Seen& seen, Magnitudes* magnitudes) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (seen.least[lane] < magnitudes->least - 1u) magnitudes->least = seen.least[lane] + 1u;
+    if (seen.most[lane] + 1u > magnitudes->most) magnitudes->most = seen.most[lane] + 1u;
+  }
+}
+
 template <int Step>
 inline Vector load_part(const FillWork& work, const LanePart& part, const float* source) {
   const float* const from = source + part.source;
@@ -160,8 +218,9 @@ inline Vector load_part(const FillWork& work, const LanePart& part, const float*
   return gather(from, work.step, part.inside_begin, part.inside_end);
 }
 
-template <int Step>
-inline void fill_row(const FillWork& work, float* target, const float* source) {
+// Seen is handed on by value, or it would be in memory.
+template <int Step, bool Scaled>
+inline Seen fill_row(const FillWork& work, float* target, const float* source, Seen seen) {
   for (std::int64_t i = 0; i < work.part_count; ++i) {
     const LanePart& part = work.parts[i];
     float* const to = target + part.target;
@@ -171,45 +230,101 @@ inline void fill_row(const FillWork& work, float* target, const float* source) {
     } else if (Step == 1 && part.whole > 0) {
       const float* const from = source + part.source;
       for (std::int32_t v = 0; v < part.whole; ++v) {
-        store(load(from + v * kLanes), to + v * kLanes);
+        const Vector value = load(from + v * kLanes);
+        seen = look_at<Scaled>(seen, value);
+        store(Scaled ? scale(value) : value, to + v * kLanes);
       }
     } else {
-      store_lanes(load_part<Step>(work, part, source), to, part.begin, part.end);
+      const Vector value = load_part<Step>(work, part, source);
+      seen = look_at<Scaled>(seen, value);
+      store_lanes(Scaled ? scale(value) : value, to, part.begin, part.end);
     }
   }
+  return seen;
 }
 
-inline void fill_edges(const FillWork& work, float* target, const float* source) {
+template <bool Scaled>
+inline Seen fill_edges(const FillWork& work, float* target, const float* source, Seen seen) {
   for (std::int64_t i = 0; i < work.edge_part_count; ++i) {
     const EdgePart& part = work.edge_parts[i];
     for (std::int64_t j = 0; j < work.edge_floats; ++j) {
-      const bool inside = source != nullptr && j >= part.inside_begin && j < part.inside_end;
-      target[part.target + j] = inside ? source[part.source + j * work.step] : 0.0f;
+      Vector value{};
+      if (source != nullptr && j >= part.inside_begin && j < part.inside_end)
+        value[0] = source[part.source + j * work.step];
+      seen = look_at<Scaled>(seen, value);
+      target[part.target + j] = Scaled ? scale(value)[0] : value[0];
     }
   }
+  return seen;
 }
 
-template <int Step>
+template <int Step, bool Scaled>
 void fill_step(const FillWork& work) {
+  // Zero, less one.
+  Seen seen{~Bits{}, ~Bits{}};
   for (std::int64_t channel = 0; channel < work.channels; ++channel) {
     const float* const plane = work.source + channel * work.channel_stride;
     for (std::int64_t row = 0; row < work.rows; ++row) {
       const std::int64_t place = channel * work.channel_rows + work.row_place[row];
       const std::int64_t y = work.row_source[row];
       const float* const source = y < 0 ? nullptr : plane + y * work.row_stride;
-      fill_row<Step>(work, work.tile + place * work.row_step, source);
-      fill_edges(work, work.edges + place * work.edge_floats, source);
+      seen = fill_row<Step, Scaled>(work, work.tile + place * work.row_step, source, seen);
+      seen = fill_edges<Scaled>(work, work.edges + place * work.edge_floats, source, seen);
     }
   }
+  remember(seen, work.magnitudes);
+}
+
+template <bool Scaled>
+void fill_scaled(const FillWork& work) {
+  if (work.step == 1)
+    fill_step<1, Scaled>(work);
+  else if (work.step == 2)
+    fill_step<2, Scaled>(work);
+  else
+    fill_step<0, Scaled>(work);
 }
 
 void fill(const FillWork& work) {
-  if (work.step == 1)
-    fill_step<1>(work);
-  else if (work.step == 2)
-    fill_step<2>(work);
+  if (work.scaled)
+    fill_scaled<true>(work);
   else
-    fill_step<0>(work);
+    fill_scaled<false>(work);
+}
+
+void scale_floats(float* target, const float* source, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const int lanes = static_cast<int>(count - i < kLanes ? count - i : kLanes);
+    store_lanes(scale(load_lanes(source + i, 0, lanes)), target + i, 0, lanes);
+  }
+}
+
+void unscale_lanes(float* target, int begin, int end) {
+  store_lanes(unscale(load_lanes(target, begin, end)), target, begin, end);
+}
+
+void unscale_tile(const TileWork& work, int rows, int vectors) {
+  for (std::int64_t channel = 0; channel < work.channels; ++channel) {
+    const std::int64_t offset = channel * work.channel_stride;
+    if (work.run != nullptr) {
+      for (std::int64_t i = 0; i < work.run_floats; i += kLanes)
+        unscale_lanes(work.run + offset + i, 0,
+                      static_cast<int>(work.run_floats - i < kLanes ? work.run_floats - i : kLanes));
+    } else if (work.whole != nullptr) {
+      for (int r = 0; r < rows; ++r)
+        for (int v = 0; v < vectors; ++v)
+          unscale_lanes(work.whole + offset + r * work.whole_row_step + v * kLanes, 0, kLanes);
+    } else {
+      for (std::int32_t i = 0; i < work.part_ends[rows * vectors - 1]; ++i) {
+        const StorePart& part = work.parts[i];
+        float* const target = work.output + offset + part.target;
+        for (std::int32_t lane = part.begin; lane < part.end; ++lane) {
+          float* const pixel = target + lane * work.column_stride;
+          *pixel = unscale(Vector{} + *pixel)[0];
+        }
+      }
+    }
+  }
 }
 
 void finish() {
@@ -525,6 +640,7 @@ double fma_burst(std::int64_t iterations) {
 extern const Isa PACKEDCONV_JOIN(isa_, PACKEDCONV_ISA);
 const Isa PACKEDCONV_JOIN(isa_, PACKEDCONV_ISA) = {
     PACKEDCONV_TEXT(PACKEDCONV_ISA), kLanes, kKernels,
-    static_cast<int>(sizeof kKernels / sizeof kKernels[0]), fill, finish, stream_copy, fma_burst};
+    static_cast<int>(sizeof kKernels / sizeof kKernels[0]), fill, finish,
+    scale_floats, unscale_tile, stream_copy, fma_burst};
 
 }  // namespace packedconv

@@ -35,6 +35,19 @@ struct EdgePart {
   std::int32_t inside_begin, inside_end;
 };
 
+// Magnitudes of floats, as the bits without the sign: the least but zero, and the most.
+struct Magnitudes {
+  std::uint32_t least, most;
+};
+
+// Processors are slow with subnormal numbers. Where there are tiny ones, all are multiplied by a
+// power of two for as long as they are in tiles and sums. Products of a weight with what is not
+// tiny are so large that sums of them are the same either way; below the limit there is room
+// for the largest weights and a million of them.
+constexpr int kScaleExponent = 48;
+constexpr std::uint32_t kTinyMagnitude = (127u - 80u) << 23;  // 2^-80
+constexpr std::uint32_t kScaleLimit = (127u + 40u) << 23;     // 2^40
+
 // The copy of an image's rows into tiles, zero where they are outside the image.
 struct FillWork {
   float* tile;
@@ -54,6 +67,8 @@ struct FillWork {
   std::int64_t part_count;
   const EdgePart* edge_parts;
   std::int64_t edge_part_count;
+  bool scaled;              // by 2^kScaleExponent
+  Magnitudes* magnitudes;   // of what is copied, unscaled, beside what they were
 };
 
 // Lanes of one vector of sums and where they go.
@@ -92,8 +107,8 @@ struct TileWork {
   // Sums of earlier blocks of channels, and where those of this one go when more follow.
   const float* sums_before;
   float* sums_after;
-  // What follows is for the last block.
   const float* bias;  // for the first block: one value a channel in the range, or null
+  // What follows is for the last block.
   bool relu;
   bool stream;  // write past the caches
   float* output;  // of the first channel of the range
@@ -130,6 +145,9 @@ struct Isa {
   void (*fill)(const FillWork& work);
   // Makes this thread's streamed writes visible to others; due after its last tile.
   void (*finish)();
+  // Multiplies by 2^kScaleExponent, and what a tile of rows x vectors has written by its inverse.
+  void (*scale)(float* target, const float* source, std::int64_t count);
+  void (*unscale)(const TileWork& work, int rows, int vectors);
   // Copies bytes between arrays that begin at multiples of 64, written past the caches.
   void (*stream_copy)(char* target, const char* source, std::size_t bytes);
   // Runs `iterations` passes of independent FMAs in registers; returns the FLOP done.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -28,6 +29,31 @@ struct alignas(64) Share {
   std::int64_t end;
 };
 
+// Whether tiles are scaled (kernel.h): as long as nothing tiny is met, not; as long as nothing
+// too large is met, all; or not, whatever is met.
+enum class Scaling { until_tiny, all, never };
+
+// What a thread knows from one item to the next.
+struct ThreadState {
+  std::int64_t filled = -1;  // the strip whose input is in memory
+  Scaling scaling = Scaling::until_tiny;
+  bool tiny = false;  // whether that strip has tiny numbers
+};
+
+bool is_tiny(const Magnitudes& magnitudes) { return magnitudes.least < kTinyMagnitude; }
+
+Magnitudes magnitudes_of(const float* values, std::int64_t count) {
+  Magnitudes found{~0u, 0u};
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    bits &= 0x7fffffffu;
+    if (bits > 0) found.least = std::min(found.least, bits);
+    found.most = std::max(found.most, bits);
+  }
+  return found;
+}
+
 double byte_count(std::int64_t floats) { return 4.0 * static_cast<double>(floats); }
 
 }  // namespace
@@ -41,6 +67,7 @@ struct CpuPlan::State {
     bool relu;
     float* output;
     packedconv_strides output_strides;
+    Magnitudes bias_magnitudes;
   };
   // An item is a slice of the output channels of a group, for a strip of tiles.
   struct Item {
@@ -85,9 +112,13 @@ struct CpuPlan::State {
   void fetch(PrefetchWork* prefetch, const ThreadMemory& memory, const Call& call,
              const Item& item, ChannelRange channels, std::int64_t tile,
              std::int64_t steps) const;
-  void compute_tile(TileWork* work, const Item& item, std::int64_t tile, std::int64_t place,
-                    const ThreadMemory& memory, const Call& call) const;
-  void compute_item(std::int64_t index, const ThreadMemory& memory, std::int64_t* filled,
+  bool fill(const Item& item, ChannelRange channels, std::int64_t tile, std::int64_t count,
+            const ThreadMemory& memory, ThreadState* thread, const Call& call) const;
+  bool compute_tile(TileWork* work, const Item& item, std::int64_t tile, std::int64_t place,
+                    const ThreadMemory& memory, ThreadState* thread, const Call& call) const;
+  bool try_item(const Item& item, const ThreadMemory& memory, ThreadState* thread,
+                const Call& call) const;
+  void compute_item(std::int64_t index, const ThreadMemory& memory, ThreadState* thread,
                     const Call& call) const;
 };
 
@@ -131,6 +162,7 @@ void CpuPlan::State::set_tiles(const PackedView& packed, int threads) {
       weight.blocks > 1 ? most * schedule.rows * schedule.vectors * isa->lanes : 0;
   counts.carry_floats =
       geometry.carries ? weight.blocks * most * geometry.shifts() * kCarryLanes : 0;
+  counts.bias_floats = most;
   ThreadMemory counted;
   thread_bytes = cut_memory(nullptr, geometry, counts, &counted);
 
@@ -174,20 +206,38 @@ void CpuPlan::State::fetch(PrefetchWork* prefetch, const ThreadMemory& memory, c
   prefetch->per_channel = ceil_div(prefetch->count * prefetch->lines, steps);
 }
 
-// Tile `tile` of the strip, whose copy is that at `place` in memory.
-void CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t tile,
+// Copies `count` tiles from `tile` on. False when what it met does not go with the scaling.
+bool CpuPlan::State::fill(const Item& item, ChannelRange channels, std::int64_t tile,
+                          std::int64_t count, const ThreadMemory& memory, ThreadState* thread,
+                          const Call& call) const {
+  const bool scaled = thread->scaling == Scaling::all;
+  const Magnitudes found = fill_tiles(memory, geometry, *isa, shape, group_input(item, call),
+                                      call.input_strides, channels, scaled, tile, count);
+  thread->tiny = thread->tiny || is_tiny(found);
+  if (scaled) return found.most < kScaleLimit;
+  return !(thread->scaling == Scaling::until_tiny && is_tiny(found));
+}
+
+// Tile `tile` of the strip, whose copy is that at `place` in memory. False as `fill`.
+bool CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t tile,
                                   std::int64_t place, const ThreadMemory& memory,
-                                  const Call& call) const {
+                                  ThreadState* thread, const Call& call) const {
   const std::int64_t index = item.first_tile + tile;
-  place_tile(work, memory, geometry, shape, call.output_strides, schedule.stream, index);
+  const bool scaled = thread->scaling == Scaling::all;
+  const float* bias = call.bias == nullptr ? nullptr : call.bias + item.first_channel;
+  if (scaled && bias != nullptr) {
+    isa->scale(memory.bias, bias, item.channels);
+    bias = memory.bias;
+  }
+  // What is scaled is read again.
+  place_tile(work, memory, geometry, shape, call.output_strides, schedule.stream && !scaled, index);
   work->first_of_row = tile + 1 == item.tiles;
   for (std::int64_t b = 0; b < weight.blocks; ++b) {
     const ChannelRange channels = block(b);
     work->tile = memory.tiles + place * geometry.tile_floats();
     work->edges = memory.edges;
     if (fills_blocks()) {
-      fill_tiles(memory, geometry, *isa, shape, group_input(item, call), call.input_strides,
-                 channels, index, 1);
+      if (!fill(item, channels, index, 1, memory, thread, call)) return false;
       const bool last = b + 1 == weight.blocks;
       fetch(work->prefetch, memory, call, item, block(last ? 0 : b + 1),
             !last ? index : tile > 0 ? index - 1 : item.first_tile + 2 * item.tiles - 1,
@@ -200,16 +250,16 @@ void CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t
     work->carry = memory.carry + b * item.channels * geometry.shifts() * kCarryLanes;
     work->sums_before = b == 0 ? nullptr : memory.sums;
     work->sums_after = b + 1 == weight.blocks ? nullptr : memory.sums;
-    work->bias = b == 0 && call.bias != nullptr ? call.bias + item.first_channel : nullptr;
+    work->bias = b == 0 ? bias : nullptr;
     (work->first_of_row ? compute_first : compute)(*work);
   }
+  if (scaled) isa->unscale(*work, schedule.rows, schedule.vectors);
+  return true;
 }
 
-// `filled` is the strip whose input the thread has in memory, or -1.
-void CpuPlan::State::compute_item(std::int64_t index, const ThreadMemory& memory,
-                                  std::int64_t* filled, const Call& call) const {
-  const Item item = find_item(index);
-  if (item.channels == 0) return;
+// With the thread's scaling; false as `fill`, and then part of the output is not right yet.
+bool CpuPlan::State::try_item(const Item& item, const ThreadMemory& memory, ThreadState* thread,
+                              const Call& call) const {
   PrefetchWork prefetch{};
   TileWork work{};
   work.row_step = geometry.flat ? geometry.vectors * geometry.lanes : geometry.row_step;
@@ -226,16 +276,39 @@ void CpuPlan::State::compute_item(std::int64_t index, const ThreadMemory& memory
   for (std::int64_t end = item.tiles; end > 0; end -= counts.tiles) {
     const std::int64_t begin = std::max<std::int64_t>(0, end - counts.tiles);
     const bool all = end - begin == item.tiles;
-    if (!fills_blocks() && !(all && *filled == item.strip_index)) {
-      fill_tiles(memory, geometry, *isa, shape, group_input(item, call), call.input_strides,
-                 {0, geometry.channels}, item.first_tile + begin, end - begin);
-      *filled = all ? item.strip_index : -1;
+    if (!fills_blocks() && !(all && thread->filled == item.strip_index)) {
+      thread->filled = -1;
+      if (!fill(item, {0, geometry.channels}, item.first_tile + begin, end - begin, memory,
+                thread, call))
+        return false;
+      if (all) thread->filled = item.strip_index;
     }
     if (!fills_blocks() && all && item.last_slice)
       fetch(&prefetch, memory, call, item, {0, geometry.channels},
             item.first_tile + schedule.strip, item.tiles * weight.blocks * item.channels);
     for (std::int64_t tile = end - 1; tile >= begin; --tile)
-      compute_tile(&work, item, tile, fills_blocks() ? 0 : tile - begin, memory, call);
+      if (!compute_tile(&work, item, tile, fills_blocks() ? 0 : tile - begin, memory, thread,
+                        call))
+        return false;
+  }
+  return true;
+}
+
+void CpuPlan::State::compute_item(std::int64_t index, const ThreadMemory& memory,
+                                  ThreadState* thread, const Call& call) const {
+  const Item item = find_item(index);
+  if (item.channels == 0) return;
+  if (thread->filled != item.strip_index) {
+    // What the strip before it needed, this one is likely to need.
+    const bool scale = is_tiny(call.bias_magnitudes) || thread->tiny;
+    thread->scaling = call.bias_magnitudes.most >= kScaleLimit ? Scaling::never
+                      : scale                                  ? Scaling::all
+                                                               : Scaling::until_tiny;
+    thread->tiny = false;
+  }
+  while (!try_item(item, memory, thread, call)) {
+    thread->scaling = thread->scaling == Scaling::until_tiny ? Scaling::all : Scaling::never;
+    thread->filled = -1;
   }
 }
 
@@ -278,7 +351,9 @@ void CpuPlan::execute(const float* input, const packedconv_strides& input_stride
   const State& s = *state_;
   const std::int64_t items = s.items();
   if (items == 0 || s.shape.out_height == 0 || s.shape.out_width == 0) return;
-  const State::Call call{input, input_strides, bias, relu, output, output_strides};
+  const State::Call call{
+      input,  input_strides,  bias, relu,
+      output, output_strides, magnitudes_of(bias, bias == nullptr ? 0 : s.shape.out_channels)};
   const int workers =
       static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(threads, items)));
 
@@ -294,7 +369,7 @@ void CpuPlan::execute(const float* input, const packedconv_strides& input_stride
       cut_memory(workspace.data() + shares_bytes +
                      s.thread_bytes * static_cast<std::size_t>(index),
                  s.geometry, s.counts, &memory);
-    std::int64_t filled = -1;
+    ThreadState thread;
     for (int i = 0; i < workers; ++i) {
       Share& share = shares[(index + i) % workers];
       for (;;) {
@@ -304,7 +379,7 @@ void CpuPlan::execute(const float* input, const packedconv_strides& input_stride
           naive_channel(s.shape, input, input_strides, s.view, bias, relu, output, output_strides,
                         item / s.shape.out_channels, item % s.shape.out_channels);
         else
-          s.compute_item(item, memory, &filled, call);
+          s.compute_item(item, memory, &thread, call);
       }
     }
     s.isa->finish();

@@ -85,7 +85,8 @@ class Filler {
   }
 
   // Copies the rows of what was added, which lies in the same row block of one image.
-  void run(const Isa& isa, const Piece& piece, const float* input, ChannelRange channels) {
+  void run(const Isa& isa, const Piece& piece, const float* input, ChannelRange channels,
+           bool scaled, Magnitudes* magnitudes) {
     FillWork work{};
     work.tile = memory_.tiles;
     work.edges = memory_.edges;
@@ -112,6 +113,8 @@ class Filler {
     work.part_count = parts_;
     work.edge_parts = memory_.edge_parts;
     work.edge_part_count = edges_;
+    work.scaled = scaled;
+    work.magnitudes = magnitudes;
     isa.fill(work);
     parts_ = edges_ = 0;
   }
@@ -188,6 +191,7 @@ std::size_t cut_memory(char* memory, const Geometry& g, const MemoryCounts& coun
   parts->edges = cut<float>(memory, &used, g.edges_floats());
   parts->sums = cut<float>(memory, &used, counts.sums_floats);
   parts->carry = cut<float>(memory, &used, counts.carry_floats);
+  parts->bias = cut<float>(memory, &used, counts.bias_floats);
   // A vector more for the line that the rows begin in, one for where the last one ends.
   parts->stage = cut<float>(memory, &used, (vectors + 2) * std::max(g.lanes, 16));
   // At worst every lane is a part of its own.
@@ -202,10 +206,11 @@ std::size_t cut_memory(char* memory, const Geometry& g, const MemoryCounts& coun
   return used;
 }
 
-void fill_tiles(const ThreadMemory& memory, const Geometry& g, const Isa& isa,
-                const packedconv_layer_shape& shape, const float* input,
-                const packedconv_strides& strides, ChannelRange channels,
-                std::int64_t first_tile, std::int64_t count) {
+Magnitudes fill_tiles(const ThreadMemory& memory, const Geometry& g, const Isa& isa,
+                      const packedconv_layer_shape& shape, const float* input,
+                      const packedconv_strides& strides, ChannelRange channels, bool scaled,
+                      std::int64_t first_tile, std::int64_t count) {
+  Magnitudes magnitudes{~0u, 0u};
   Filler filler(memory, g, shape, strides);
   Piece run{};
   bool open = false;
@@ -215,7 +220,7 @@ void fill_tiles(const ThreadMemory& memory, const Geometry& g, const Isa& isa,
     for (std::int64_t i = 0; i < pieces; ++i) {
       const Piece piece = find_piece(g, first + i);
       if (open && (piece.image != run.image || piece.row_block != run.row_block))
-        filler.run(isa, run, input, channels);
+        filler.run(isa, run, input, channels, scaled, &magnitudes);
       run = piece;
       open = true;
       filler.add(piece, t * g.tile_floats(), i * g.pitch,
@@ -226,11 +231,12 @@ void fill_tiles(const ThreadMemory& memory, const Geometry& g, const Isa& isa,
     float* const end = memory.tiles + t * g.tile_floats() + channels.count * g.channel_floats();
     std::fill(end, end + g.lanes, 0.0f);
   }
-  if (open) filler.run(isa, run, input, channels);
+  if (open) filler.run(isa, run, input, channels, scaled, &magnitudes);
   if (g.edge_floats > 0) {
     float* const end = memory.edges + channels.count * g.channel_rows * g.edge_floats;
     std::fill(end, end + g.lanes, 0.0f);
   }
+  return magnitudes;
 }
 
 PrefetchWork next_rows(const ThreadMemory& memory, const Geometry& g,

@@ -17,6 +17,7 @@ struct ThreadMemory {
   float* edges;
   float* sums;
   float* carry;
+  float* bias;  // scaled
   float* stage;
   LanePart* lane_parts;
   EdgePart* edge_parts;
@@ -33,7 +34,7 @@ constexpr std::int64_t kPrefetchRows = 4096;
 // What of a plan decides how much memory a thread needs.
 struct MemoryCounts {
   std::int64_t tiles;  // copied at once
-  std::int64_t sums_floats, carry_floats;
+  std::int64_t sums_floats, carry_floats, bias_floats;
 };
 
 // Sets `parts` to where they lie from `memory` on; returns their bytes.
@@ -45,12 +46,13 @@ struct ChannelRange {
   std::int64_t first, count;
 };
 
-// Fills the buffers of `count` tiles from `first_tile` on with `channels`, from the start of
-// each buffer. `input` is the first channel of the group in the first image.
-void fill_tiles(const ThreadMemory& memory, const Geometry& geometry, const Isa& isa,
-                const packedconv_layer_shape& shape, const float* input,
-                const packedconv_strides& strides, ChannelRange channels,
-                std::int64_t first_tile, std::int64_t count);
+// Fills the buffers of `count` tiles from `first_tile` on with `channels`, scaled if asked, from
+// the start of each buffer. `input` is the first channel of the group in the first image.
+// Returns the magnitudes of what was copied.
+Magnitudes fill_tiles(const ThreadMemory& memory, const Geometry& geometry, const Isa& isa,
+                      const packedconv_layer_shape& shape, const float* input,
+                      const packedconv_strides& strides, ChannelRange channels, bool scaled,
+                      std::int64_t first_tile, std::int64_t count);
 
 // The rows of the input that `fill_tiles` would read, less those that the row block above has
 // in common; none when there are too many.
