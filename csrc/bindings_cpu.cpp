@@ -2,6 +2,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "bindings.h"
 #include "cpu/plan.h"
@@ -32,9 +33,21 @@ py::dict schedule_dict(const CpuSchedule& schedule) {
   return values;
 }
 
+template <typename T>
+T field(const py::dict& values, const char* name) {
+  if (!values.contains(name))
+    throw std::invalid_argument(std::string("schedule: expected a field ") + name + ", got none");
+  try {
+    return values[name].cast<T>();
+  } catch (const py::cast_error&) {
+    throw std::invalid_argument(std::string("schedule: expected another ") + name + ", got " +
+                                py::repr(values[name]).cast<std::string>());
+  }
+}
+
 CpuSchedule make_schedule(const py::dict& values) {
   CpuSchedule schedule;
-  const std::string path = values["path"].cast<std::string>();
+  const std::string path = field<std::string>(values, "path");
   bool found = false;
   for (const PathName& known : kPathNames) {
     if (path != known.name) continue;
@@ -43,12 +56,12 @@ CpuSchedule make_schedule(const py::dict& values) {
   }
   if (!found)
     throw std::invalid_argument("schedule: expected path naive, loose or aligned, got " + path);
-  schedule.rows = values["rows"].cast<int>();
-  schedule.vectors = values["vectors"].cast<int>();
-  schedule.block_channels = values["block_channels"].cast<std::int64_t>();
-  schedule.strip = values["strip"].cast<std::int64_t>();
-  schedule.prefetch = values["prefetch"].cast<bool>();
-  schedule.stream = values["stream"].cast<bool>();
+  schedule.rows = field<int>(values, "rows");
+  schedule.vectors = field<int>(values, "vectors");
+  schedule.block_channels = field<std::int64_t>(values, "block_channels");
+  schedule.strip = field<std::int64_t>(values, "strip");
+  schedule.prefetch = field<bool>(values, "prefetch");
+  schedule.stream = field<bool>(values, "stream");
   return schedule;
 }
 
@@ -67,15 +80,20 @@ std::unique_ptr<CpuPlan> make_plan(const Quad& input_shape, const Quad& output_s
   return std::make_unique<CpuPlan>(shape, weight, threads, wanted);
 }
 
-py::list list_schedules(const Quad& input_shape, const Quad& output_shape, const Words& words,
+py::list schedule_dicts(const Quad& input_shape, const Quad& output_shape, const Words& words,
                         const Words& offsets, const Pair& kernel, const Pair& stride,
                         const Pair& padding, const Pair& dilation, std::int64_t groups,
                         int threads) {
+  const packedconv_layer_shape shape =
+      make_shape(input_shape, output_shape, kernel, stride, padding, dilation, groups);
+  const PackedView weight = make_view(words, offsets);
+  std::vector<CpuSchedule> schedules;
+  {
+    const py::gil_scoped_release release;
+    schedules = cpu_schedules(shape, weight, threads);
+  }
   py::list found;
-  for (const CpuSchedule& schedule : cpu_schedules(
-           make_shape(input_shape, output_shape, kernel, stride, padding, dilation, groups),
-           make_view(words, offsets), threads))
-    found.append(schedule_dict(schedule));
+  for (const CpuSchedule& schedule : schedules) found.append(schedule_dict(schedule));
   return found;
 }
 
@@ -120,7 +138,7 @@ void bind_cpu(py::module_& module) {
                              [](const CpuPlan& plan) { return schedule_dict(plan.schedule()); })
       .def_property_readonly("facts", &facts_dict)
       .def_property_readonly("why", [](const CpuPlan& plan) { return plan.facts().why; });
-  module.def("cpu_schedules", &list_schedules, py::arg("input_shape"), py::arg("output_shape"),
+  module.def("cpu_schedules", &schedule_dicts, py::arg("input_shape"), py::arg("output_shape"),
              py::arg("words"), py::arg("offsets"), py::arg("kernel"), py::arg("stride"),
              py::arg("padding"), py::arg("dilation"), py::arg("groups"), py::arg("threads"));
 }

@@ -48,6 +48,9 @@ void check_shape(const packedconv_layer_shape& shape) {
   require(shape.stride_height >= 1 && shape.stride_width >= 1 && shape.dilation_height >= 1 &&
               shape.dilation_width >= 1,
           "strides and dilations of at least 1");
+  require(shape.batch >= 0 && shape.in_height >= 1 && shape.in_width >= 1 &&
+              shape.out_height >= 1 && shape.out_width >= 1,
+          "images and outputs of at least one pixel");
   require(shape.pad_top >= 0 && shape.pad_left >= 0, "padding of at least 0");
 }
 

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <climits>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -34,6 +33,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }  // namespace
 
 double fma_peak(int threads, double seconds) {
+  threads = std::max(1, threads);
   // The processor's best, whatever PACKEDCONV_ISA says: other contenders use it too.
   const Isa& isa = *usable_isas().front();
   constexpr std::int64_t kIterations = 1 << 14;
@@ -48,6 +48,7 @@ double fma_peak(int threads, double seconds) {
 }
 
 double copy_bandwidth(int threads, std::int64_t bytes, int repeats) {
+  threads = std::max(1, threads);
   const Isa& isa = *usable_isas().front();
   const std::size_t count = static_cast<std::size_t>(bytes);
   const std::unique_ptr<char[]> source(new char[count + kLine]);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
 
 #include "../integers.h"
 
@@ -36,22 +35,29 @@ TileAxis tile_axis(std::int64_t outputs, std::int64_t kernel, std::int64_t strid
   return axis;
 }
 
-std::int64_t Geometry::tile_floats() const {
-  return round_up(channels * channel_floats() + lanes, std::int64_t{16});
+std::int64_t Geometry::tile_floats(std::int64_t of_channels) const {
+  return round_up(of_channels * channel_floats(), std::int64_t{16});
 }
 
-std::int64_t Geometry::edges_floats() const {
-  return edge_floats == 0 ? 0 : channels * channel_rows * edge_floats + lanes;
+std::int64_t Geometry::edges_floats(std::int64_t of_channels) const {
+  return edge_floats == 0 ? 0 : of_channels * channel_rows * edge_floats + lanes;
 }
 
 double Geometry::lanes_used() const {
+  if (tiles == 0) return 1.0;
   return static_cast<double>(batch) * static_cast<double>(out_rows * out_columns) /
          (static_cast<double>(tiles) * static_cast<double>(tile_rows * tile_lanes));
 }
 
 bool aligned_fits(const packedconv_layer_shape& shape, int lanes, int rows, int vectors) {
   const Geometry g = make_geometry(shape, lanes, rows, vectors, true);
-  return g.column_axis.reach < lanes && g.edge_floats * rows <= lanes;
+  return fits(g) && g.column_axis.reach < lanes && g.edge_floats * rows <= lanes;
+}
+
+bool fits(const Geometry& g) {
+  const double floats = static_cast<double>(g.channels) * static_cast<double>(g.channel_rows) *
+                        static_cast<double>(g.row_step);
+  return floats <= std::numeric_limits<std::int32_t>::max();
 }
 
 Geometry make_geometry(const packedconv_layer_shape& shape, int lanes, int rows, int vectors,
@@ -96,10 +102,6 @@ Geometry make_geometry(const packedconv_layer_shape& shape, int lanes, int rows,
   // The loose path reads on into what follows the lanes of a row.
   g.row_step = aligned ? g.tile_lanes : g.tile_lanes + g.column_axis.reach;
   g.channel_rows = g.column_axis.phases * g.row_axis.phases * g.row_axis.length;
-  const double floats = static_cast<double>(g.channels) * static_cast<double>(g.channel_rows) *
-                        static_cast<double>(g.row_step);
-  if (floats > std::numeric_limits<std::int32_t>::max())
-    throw std::length_error("input: expected tiles under 2^31 elements; use less dilation");
   return g;
 }
 

@@ -17,7 +17,8 @@ namespace packedconv {
 struct TileAxis {
   std::int64_t stride;
   std::int64_t length;  // elements of a phase, for as many outputs as asked for
-  std::int64_t reach;   // elements of a phase beyond those that output 0.. read at index 0
+  // From what an output reads first in a phase to what it reads last there.
+  std::int64_t reach;
   int phases;
   std::array<std::int64_t, PACKEDCONV_MAX_KERNEL> phase;  // remainders, in buffer order
   // Of kernel position i at output 0: which phase, and the element of it.
@@ -60,9 +61,10 @@ struct Geometry {
 
   int shifts() const { return aligned ? static_cast<int>(column_axis.reach) : 0; }
   std::int64_t channel_floats() const { return channel_rows * row_step; }
-  // Buffers of a tile and of the edges, with room behind for a vector at the last element.
-  std::int64_t tile_floats() const;
-  std::int64_t edges_floats() const;
+  // Buffers of some channels: of a tile, so that each begins at a multiple of 64 bytes, and of
+  // the edges, with room behind for a vector at the last row.
+  std::int64_t tile_floats(std::int64_t of_channels) const;
+  std::int64_t edges_floats(std::int64_t of_channels) const;
   // Row of the buffer that output row 0 reads through (py, px).
   std::int64_t row(std::int64_t channel, int py, int px) const {
     const std::int64_t phases = channel * column_axis.phases + column_axis.phase_of[px];
@@ -76,7 +78,9 @@ struct Geometry {
 // Whether the layer has a geometry for the aligned path with tiles of rows x vectors.
 bool aligned_fits(const packedconv_layer_shape& shape, int lanes, int rows, int vectors);
 
-// Throws std::length_error when a tile would hold 2^31 floats or more.
+// Whether the buffer of a tile can be indexed with 31 bits.
+bool fits(const Geometry& geometry);
+
 Geometry make_geometry(const packedconv_layer_shape& shape, int lanes, int rows, int vectors,
                        bool aligned);
 

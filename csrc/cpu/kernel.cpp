@@ -13,7 +13,7 @@
 #define PACKEDCONV_TEXT(x) PACKEDCONV_TEXT_(x)
 #define PACKEDCONV_JOIN_(a, b) a##b
 #define PACKEDCONV_JOIN(a, b) PACKEDCONV_JOIN_(a, b)
-// Loops over the sums must go, or the sums would be in memory.
+// Loops over the sums must go, or the sums would be in memory; older compilers are left to -O3.
 #if defined(__clang__) || __GNUC__ >= 8
 #define PACKEDCONV_UNROLL _Pragma("GCC unroll 16")
 #else
@@ -166,8 +166,10 @@ inline Vector scale(Vector value) {
   const Bits bits = reinterpret_cast<Bits>(value);
   const Bits magnitude = bits & ~kSign;
   // A subnormal number is an integer in units of 2^-149.
-  const Vector counted = __builtin_convertvector(reinterpret_cast<Index>(magnitude), Vector) *
-                         reinterpret_cast<Vector>(power_of_two(kScaleExponent - 149));
+  Vector counted;
+  for (int lane = 0; lane < kLanes; ++lane)
+    counted[lane] = static_cast<float>(static_cast<std::int32_t>(magnitude[lane]));
+  counted *= reinterpret_cast<Vector>(power_of_two(kScaleExponent - 149));
   const Bits scaled = magnitude < (1u << 23) ? reinterpret_cast<Bits>(counted)
                                              : magnitude + kExponentStep;
   return reinterpret_cast<Vector>(scaled | (bits & kSign));
@@ -307,9 +309,10 @@ void unscale_tile(const TileWork& work, int rows, int vectors) {
   for (std::int64_t channel = 0; channel < work.channels; ++channel) {
     const std::int64_t offset = channel * work.channel_stride;
     if (work.run != nullptr) {
-      for (std::int64_t i = 0; i < work.run_floats; i += kLanes)
-        unscale_lanes(work.run + offset + i, 0,
-                      static_cast<int>(work.run_floats - i < kLanes ? work.run_floats - i : kLanes));
+      for (std::int64_t i = 0; i < work.run_floats; i += kLanes) {
+        const std::int64_t left = work.run_floats - i;
+        unscale_lanes(work.run + offset + i, 0, static_cast<int>(left < kLanes ? left : kLanes));
+      }
     } else if (work.whole != nullptr) {
       for (int r = 0; r < rows; ++r)
         for (int v = 0; v < vectors; ++v)
@@ -504,7 +507,7 @@ template <int Rows, int Vectors, typename Reader>
 inline void add_nonzeros(Sums<Rows, Vectors>& sums, Reader reader, const float* tile,
                          const Nonzero* nonzero, const Nonzero* end) {
   // So few sums that each would wait for its last FMA: every second nonzero gets others.
-  constexpr bool kSplit = Rows * Vectors <= 8;
+  constexpr bool kSplit = Rows * Vectors <= kFewSums;
   if (kSplit && end - nonzero > 1) {
     Sums<Rows, Vectors> others;
     others.set(Vector{});
@@ -586,6 +589,7 @@ constexpr bool kAligned = kLanes * sizeof(float) == 64;
 
 template <int Rows, int Vectors>
 constexpr TileKernel tile_kernel() {
+  static_assert(!kAligned || kCarryLanes == kLanes, "a vector is carried");
   static_assert(Rows <= kCarryLanes, "a row has a lane of the carried sums");
   return {Rows, Vectors, compute_loose<Rows, Vectors>,
           kAligned ? compute_aligned<Rows, Vectors, Right::nothing> : nullptr,

@@ -11,8 +11,10 @@
 
 namespace packedconv {
 
-// Rows of a tile at most.
+// Of a carried vector, whose lane r is that of row r.
 constexpr int kCarryLanes = 16;
+// Of so few sums there are two sets, since each would wait for its own multiply-adds.
+constexpr int kFewSums = 8;
 
 // A nonzero weight, decoded for one layout of the tile.
 struct Nonzero {
@@ -41,9 +43,10 @@ struct Magnitudes {
 };
 
 // Processors are slow with subnormal numbers. Where there are tiny ones, all are multiplied by a
-// power of two for as long as they are in tiles and sums. Products of a weight with what is not
-// tiny are so large that sums of them are the same either way; below the limit there is room
-// for the largest weights and a million of them.
+// power of two for as long as they are in tiles and sums. Without tiny ones, products and sums of
+// them are multiples of 2^-127, so the same with and without (unless subnormal numbers are
+// flushed to zero). Below the limit there is room for the largest weights, and a million of
+// them: 2^40 * 2^48 * 2^16 * 2^20 = 2^124.
 constexpr int kScaleExponent = 48;
 constexpr std::uint32_t kTinyMagnitude = (127u - 80u) << 23;  // 2^-80
 constexpr std::uint32_t kScaleLimit = (127u + 40u) << 23;     // 2^40
@@ -68,7 +71,7 @@ struct FillWork {
   const EdgePart* edge_parts;
   std::int64_t edge_part_count;
   bool scaled;              // by 2^kScaleExponent
-  Magnitudes* magnitudes;   // of what is copied, unscaled, beside what they were
+  Magnitudes* magnitudes;   // to which those of what is copied are added, unscaled
 };
 
 // Lanes of one vector of sums and where they go.
@@ -89,7 +92,7 @@ struct PrefetchWork {
 // One tile for a block of input channels and a range of output channels.
 struct TileWork {
   const float* tile;
-  std::int64_t row_step;  // floats between what consecutive output rows read
+  std::int64_t row_step;  // floats between what consecutive output rows read; for the loose path
   const Nonzero* nonzeros;
   // Of each output channel and group of nonzeros, the first of its nonzeros; one more ends
   // the last. Groups come with the shift falling from `shifts` to 0.
@@ -123,14 +126,15 @@ struct TileWork {
   std::int64_t run_floats, run_row_step;
   const StorePart* parts;         // of the vectors of row after row
   const std::int32_t* part_ends;  // of each vector
-  PrefetchWork* prefetch;         // or null
+  PrefetchWork* prefetch;         // of every block
 };
 
 // Kernels of one tile size.
 struct TileKernel {
   int rows, vectors;
   void (*loose)(const TileWork& work);
-  void (*aligned)(const TileWork& work);  // null where the path is not compiled
+  // Null where the path is not compiled, as the two after it.
+  void (*aligned)(const TileWork& work);
   // Aligned, for rows of more than one tile; the second for the first of them, where there are
   // pixels beside it.
   void (*carrying)(const TileWork& work);

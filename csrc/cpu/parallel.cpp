@@ -1,6 +1,8 @@
 #include "parallel.h"
 
+#include <algorithm>
 #include <atomic>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -28,7 +30,12 @@ void enter(void* data) {
 
 void run_std_threads(Call* call, int threads) {
   std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i) others.emplace_back(enter, call);
+  try {
+    others.reserve(static_cast<std::size_t>(threads) - 1);
+    for (int i = 1; i < threads; ++i) others.emplace_back(enter, call);
+  } catch (const std::exception&) {
+    // Those that there are finish the work.
+  }
   enter(call);
   for (std::thread& other : others) other.join();
 }
@@ -55,10 +62,17 @@ int remember_openmp(dl_phdr_info* info, std::size_t, void* data) {
 Library find_library() {
   std::vector<std::string> paths;
   dl_iterate_phdr(remember_openmp, &paths);
+  // PyTorch's before one that another package has brought.
+  std::stable_partition(paths.begin(), paths.end(), [](const std::string& path) {
+    return path.find("/torch/") != std::string::npos;
+  });
+  const std::size_t loaded = paths.size();
   // Where none is loaded yet, the system's.
   paths.push_back("libgomp.so.1");
-  for (const std::string& path : paths) {
-    void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    const std::string& path = paths[i];
+    const int flags = RTLD_NOW | RTLD_LOCAL | (i < loaded ? RTLD_NOLOAD : 0);
+    void* const handle = dlopen(path.c_str(), flags);
     if (handle == nullptr) continue;
     if (void* const found = dlsym(handle, "GOMP_parallel")) {
       Library library;

@@ -1,7 +1,8 @@
 // Work shared by the threads of the OpenMP library that the process already has.
 //
 // A library of its own would keep threads that spin beside PyTorch's after every call, so
-// none is linked: GOMP_parallel is looked for among what is loaded.
+// none is linked: GOMP_parallel is looked for among what is loaded (ELF, so Linux). As with
+// PyTorch, a process forked after a call on several threads must use one.
 #ifndef PACKEDCONV_CPU_PARALLEL_H
 #define PACKEDCONV_CPU_PARALLEL_H
 
@@ -13,10 +14,11 @@ namespace packedconv {
 void parallel(int threads, void (*body)(void* context, int index), void* context);
 
 template <typename Body>
-void parallel(int threads, Body&& body) {
+void parallel(int threads, const Body& body) {
   parallel(
-      threads, [](void* context, int index) { (*static_cast<Body*>(context))(index); },
-      const_cast<void*>(static_cast<const void*>(&body)));
+      threads,
+      [](void* context, int index) { (*static_cast<const Body*>(context))(index); },
+      const_cast<Body*>(&body));
 }
 
 // Where the threads come from.

@@ -20,9 +20,6 @@
 namespace packedconv {
 namespace {
 
-// Items for each thread, so that one that is held up does not hold up all.
-constexpr std::int64_t kItemsPerThread = 4;
-
 // Items that one thread begins with; others take from it when theirs are done.
 struct alignas(64) Share {
   std::atomic<std::int64_t> next;
@@ -84,19 +81,15 @@ struct CpuPlan::State {
   std::vector<std::uint32_t> words, offsets;
   PackedView view;
   DecodedWeight weight;
-  std::int64_t strips, slices;
+  std::int64_t strips = 0, slices = 0;
   std::vector<std::vector<std::int64_t>> slice_begins;  // of each group
-  void (*compute)(const TileWork&);
-  void (*compute_first)(const TileWork&);  // the tile of a row that comes first
+  void (*compute)(const TileWork&) = nullptr;
+  void (*compute_first)(const TileWork&) = nullptr;  // the tile of a row that comes first
   MemoryCounts counts{};
   std::size_t thread_bytes = 0;
 
   bool naive() const { return schedule.path == CpuPath::naive; }
-  // Whether each block of channels is copied right before it is computed, so that the copy stays
-  // in the first cache; not where another slice or tile wants it again.
-  bool fills_blocks() const {
-    return weight.blocks > 1 && slices == 1 && (geometry.carries || schedule.strip == 1);
-  }
+  bool fills_blocks() const { return copies_blocks(geometry, schedule, slices); }
   std::int64_t items() const {
     return naive() ? shape.batch * shape.out_channels : shape.groups * strips * slices;
   }
@@ -149,8 +142,8 @@ void CpuPlan::State::set_tiles(const PackedView& packed, int threads) {
   weight = decode_weight(packed, shape, geometry, schedule.block_channels);
 
   const std::int64_t channels = shape.out_channels / shape.groups;
-  const std::int64_t wanted = threads > 1 ? kItemsPerThread * threads : 1;
-  slices = std::min(channels, ceil_div(wanted, std::max<std::int64_t>(1, shape.groups * strips)));
+  const std::int64_t unsliced = std::max<std::int64_t>(1, shape.groups * strips);
+  slices = std::min(channels, ceil_div(wanted_items(threads), unsliced));
   std::int64_t most = 0;
   for (std::int64_t group = 0; group < shape.groups; ++group) {
     slice_begins.push_back(cut_slices(weight, group * channels, channels, slices));
@@ -158,6 +151,7 @@ void CpuPlan::State::set_tiles(const PackedView& packed, int threads) {
       most = std::max(most, slice_begins.back()[k + 1] - slice_begins.back()[k]);
   }
   counts.tiles = fills_blocks() ? 1 : tiles_at_once(geometry, schedule);
+  counts.in_channels = fills_blocks() ? schedule.block_channels : geometry.channels;
   counts.sums_floats =
       weight.blocks > 1 ? most * schedule.rows * schedule.vectors * isa->lanes : 0;
   counts.carry_floats =
@@ -167,7 +161,7 @@ void CpuPlan::State::set_tiles(const PackedView& packed, int threads) {
   thread_bytes = cut_memory(nullptr, geometry, counts, &counted);
 
   facts.pieces_per_tile = geometry.pieces_per_tile;
-  facts.lanes_used = geometry.tiles > 0 ? geometry.lanes_used() : 1.0;
+  facts.lanes_used = geometry.lanes_used();
   facts.tile_bytes = 4 * schedule.block_channels * geometry.channel_rows *
                      geometry.row_step;
   facts.slices = slices;
@@ -234,7 +228,7 @@ bool CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t
   work->first_of_row = tile + 1 == item.tiles;
   for (std::int64_t b = 0; b < weight.blocks; ++b) {
     const ChannelRange channels = block(b);
-    work->tile = memory.tiles + place * geometry.tile_floats();
+    work->tile = memory.tiles + place * geometry.tile_floats(counts.in_channels);
     work->edges = memory.edges;
     if (fills_blocks()) {
       if (!fill(item, channels, index, 1, memory, thread, call)) return false;
@@ -322,7 +316,7 @@ CpuPlan::CpuPlan(const packedconv_layer_shape& shape, const PackedView& weight, 
   threads = std::max(1, threads);
   if (schedule != nullptr) {
     check_schedule(*schedule, *s.isa, shape);
-    s.schedule = *schedule;
+    s.schedule = schedule->path == CpuPath::naive ? naive_schedule(shape) : *schedule;
   } else {
     s.schedule =
         list_schedules(*s.isa, shape, static_cast<double>(weight.word_count), threads).front();
@@ -339,7 +333,7 @@ CpuPlan::CpuPlan(const packedconv_layer_shape& shape, const PackedView& weight, 
   else
     s.set_tiles(weight, threads);
   s.facts.items = s.items();
-  s.facts.why = explain(s.schedule, *s.isa, shape, s.geometry);
+  s.facts.why = explain(s.schedule, *s.isa, shape, s.geometry, s.counts.tiles);
   state_ = std::move(state);
 }
 
@@ -350,7 +344,7 @@ void CpuPlan::execute(const float* input, const packedconv_strides& input_stride
                       const packedconv_strides& output_strides, int threads) const {
   const State& s = *state_;
   const std::int64_t items = s.items();
-  if (items == 0 || s.shape.out_height == 0 || s.shape.out_width == 0) return;
+  if (items == 0) return;
   const State::Call call{
       input,  input_strides,  bias, relu,
       output, output_strides, magnitudes_of(bias, bias == nullptr ? 0 : s.shape.out_channels)};

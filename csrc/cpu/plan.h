@@ -23,8 +23,8 @@ enum class CpuPath {
   aligned,
 };
 
-// How a plan computes. Any of those that cpu_schedules lists gives the right output; they
-// differ in time only.
+// How a plan computes: one that cpu_schedules lists, perhaps with single fields changed, or
+// naive. All give the right output; they differ in time, and in the order of sums.
 struct CpuSchedule {
   CpuPath path;
   int rows, vectors;            // output pixels held in registers: rows x vectors x lanes
@@ -40,7 +40,7 @@ struct CpuPlanFacts {
   std::int64_t pieces_per_tile;  // images or row blocks side by side in a tile
   double lanes_used;             // computed pixels that are part of the output, 0 to 1
   std::int64_t tile_bytes;       // input that a block of channels reads of a tile
-  std::int64_t items;            // pieces of work that threads draw
+  std::int64_t items;            // of work, which threads draw
   std::int64_t slices;           // of the output channels of a group, among items
   std::int64_t plan_bytes;       // memory that the plan keeps
   std::int64_t workspace_bytes;  // of each thread, shared by all plans
@@ -53,15 +53,15 @@ class CpuPlan {
  public:
   // For `threads` threads; any number may execute it. A null schedule takes the one that
   // cpu_schedules lists first. Checks every word. Throws std::invalid_argument
-  // (PACKEDCONV_ISA, a schedule or a weight that does not fit), std::length_error (a layer
-  // too large to index) and std::bad_alloc.
+  // (PACKEDCONV_ISA, a schedule or a weight that does not fit), std::length_error (a schedule
+  // with tiles too large to index) and std::bad_alloc.
   CpuPlan(const packedconv_layer_shape& shape, const PackedView& weight, int threads,
           const CpuSchedule* schedule);
   ~CpuPlan();
 
   // output = convolution of input with the weight, plus bias (one value per output channel,
-  // or null), then ReLU if asked. An output element is summed in the same order whatever
-  // `threads` is. Input and output must not overlap. Allocates nothing once a call with as
+  // or null), then ReLU if asked. The same plan sums an output element in the same order
+  // whatever `threads` is. Input and output must not overlap. Allocates nothing once a call with as
   // many threads has returned. Several threads may call it at once.
   // Throws std::bad_alloc.
   void execute(const float* input, const packedconv_strides& input_strides, const float* bias,

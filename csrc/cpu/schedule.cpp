@@ -13,6 +13,9 @@ namespace {
 
 // Outputs of more bytes than this would push everything else out of the caches.
 constexpr std::int64_t kStreamBytes = 4 << 20;
+constexpr std::int64_t kItemsPerThread = 4;
+// Bytes of the copy that a thread works with, above which tiles are no way to compute a layer.
+constexpr std::int64_t kMostCopied = 256 << 20;
 // Of the first cache for the input of a block; the rest passes through.
 constexpr double kTileShare = 0.85;
 
@@ -33,6 +36,21 @@ struct Costs {
 };
 constexpr Costs kCosts{0.85, 1.2, 4.0,  1.4, 1.9, 25.0, 1.2, 1.3,
                        2.0,  2.1, 5.15, 3.3, 8.6, 5.5, 2.2, 16.0};
+
+// Bytes of the caches of one core; common values where the system does not tell.
+struct CacheSizes {
+  std::int64_t l1, l2;
+};
+
+CacheSizes cache_sizes() {
+  CacheSizes sizes{32 << 10, 1 << 20};
+#if defined(_SC_LEVEL1_DCACHE_SIZE) && defined(_SC_LEVEL2_CACHE_SIZE)
+  const long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (l1 > 0) sizes.l1 = l1;
+  if (l2 > 0) sizes.l2 = l2;
+#endif
+  return sizes;
+}
 
 Geometry geometry_of(const CpuSchedule& schedule, const Isa& isa,
                      const packedconv_layer_shape& shape) {
@@ -57,13 +75,13 @@ std::int64_t block_for(const Geometry& g, std::int64_t l1) {
   return ceil_div(g.channels, ceil_div(g.channels, most));
 }
 
-// Tiles filled at once: those of a row of blocks, whose input rows are then read from end to
-// end, as long as they fit into a third of the second cache and leave every thread some.
+// Tiles copied at once: those of a row, whose input rows are then read from end to end, as long
+// as they fit into a third of the second cache and leave every thread some.
 std::int64_t strip_for(const Geometry& g, std::int64_t l2, int threads) {
   if (g.carries) return g.column_blocks;
   if (g.pieces_per_tile > 1 || g.column_blocks == 1) return 1;
   const std::int64_t fitting = l2 / 3 / std::max<std::int64_t>(1, block_bytes(g, g.channels));
-  const std::int64_t shared = ceil_div(g.tiles, 4 * static_cast<std::int64_t>(threads));
+  const std::int64_t shared = ceil_div(g.tiles, wanted_items(threads));
   return std::max<std::int64_t>(1, std::min({g.column_blocks, fitting, shared}));
 }
 
@@ -73,25 +91,81 @@ const char* path_name(CpuPath path) {
 }
 
 [[noreturn]] void refuse(const std::string& what) {
-  throw std::invalid_argument("schedule: " + what + "; choose one that cpu_schedules lists");
+  throw std::invalid_argument("schedule: " + what +
+                              "; leave it out, or change one that a plan shows");
+}
+
+// Cycles that the layer takes on as many cores, as far as the schedule decides it.
+double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
+                       const packedconv_layer_shape& shape, double nonzeros, int threads) {
+  const Costs& cost = kCosts;
+  const Geometry g = geometry_of(schedule, isa, shape);
+  const CacheSizes caches = cache_sizes();
+  const double sums = schedule.rows * schedule.vectors;
+  const double groups = static_cast<double>(shape.groups);
+  const double out_channels = static_cast<double>(shape.out_channels) / groups;
+  const double blocks = static_cast<double>(ceil_div(g.channels, schedule.block_channels));
+  const double tiles = static_cast<double>(g.tiles) * groups;
+  const std::int64_t strip = g.carries ? g.column_blocks : schedule.strip;
+  const double strips =
+      static_cast<double>(ceil_div(std::max<std::int64_t>(1, g.tiles), strip)) * groups;
+
+  // A load costs two where it crosses a line of 64 bytes, as it does at all addresses but one
+  // in 16 when it is as long as a line.
+  const double crossing = isa.lanes * 4.0 / 64.0 * 15.0 / 16.0;
+  const bool anywhere = schedule.path == CpuPath::loose &&
+                        (shape.kernel_width > 1 || g.row_step % isa.lanes != 0);
+  double per_nonzero = cost.nonzero + sums * cost.sum * (anywhere ? 1.0 + crossing : 1.0);
+  // Few sums wait for their own multiply-adds.
+  per_nonzero = std::max(per_nonzero, cost.latency / (sums <= kFewSums ? 2.0 : 1.0));
+  // Input that does not stay in the first cache comes from the second, or from beyond.
+  const double l1 = static_cast<double>(caches.l1), l2 = static_cast<double>(caches.l2);
+  if (static_cast<double>(block_bytes(g, schedule.block_channels)) > l1)
+    per_nonzero *= static_cast<double>(block_bytes(g, g.channels)) > l2 / 2 ? cost.beyond_l2
+                                                                            : cost.from_l2;
+
+  const double shift =
+      g.shifts() * (sums * cost.shift + (g.carries ? schedule.rows * cost.neighbor : 0.0));
+  const double carried = blocks > 1 ? sums * cost.carry : 0.0;
+  const bool far = !schedule.stream && output_bytes(shape) > kStreamBytes;
+  const double store = sums * (g.pieces_per_tile > 1 ? cost.store_pieces : cost.store) *
+                       (far ? cost.store_far : 1.0);
+  const double per_channel = blocks * (cost.channel + shift + carried) + store;
+  const double compute = tiles * (nonzeros / groups * per_nonzero + out_channels * per_channel);
+
+  const double step = static_cast<double>(shape.stride_width);
+  const double per_vector = step == 1 ? 1.0 : step == 2 ? cost.second : cost.gather;
+  const std::int64_t slices = strips >= static_cast<double>(wanted_items(threads)) ? 1 : 2;
+  const bool blockwise = copies_blocks(g, schedule, slices);
+  const double fill_strip = static_cast<double>(strip * g.channels * g.channel_rows) * per_vector *
+                            (blockwise ? cost.fill_block : cost.fill) *
+                            static_cast<double>(ceil_div(g.row_step, isa.lanes));
+  // Every thread fills the strips of which it computes a slice.
+  const double fills = std::max(1.0, strips / threads);
+  return compute / threads + fill_strip * fills;
+}
+
+// Whether all that a tile writes is whole lines of 64 bytes.
+bool writes_lines(const Geometry& g, const packedconv_layer_shape& shape) {
+  const auto lines = [](std::int64_t floats) { return floats % 16 == 0; };
+  if (!lines(shape.out_height * shape.out_width) || g.pieces_per_tile > 1) return false;
+  if (g.flat) return lines(g.tile_lanes);
+  return lines(g.out_columns) ? lines(g.tile_lanes)
+                              : g.column_blocks == 1 && lines(g.tile_rows * g.out_columns);
 }
 
 }  // namespace
+
+std::int64_t wanted_items(int threads) { return threads > 1 ? kItemsPerThread * threads : 1; }
+
+bool copies_blocks(const Geometry& g, const CpuSchedule& schedule, std::int64_t slices) {
+  return schedule.block_channels < g.channels && slices == 1 && (g.carries || schedule.strip == 1);
+}
 
 std::int64_t tiles_at_once(const Geometry& g, const CpuSchedule& schedule) {
   if (!g.carries) return schedule.strip;
   const std::int64_t tile = std::max<std::int64_t>(1, block_bytes(g, g.channels));
   return std::max<std::int64_t>(1, std::min(schedule.strip, cache_sizes().l2 / 2 / tile));
-}
-
-CacheSizes cache_sizes() {
-  CacheSizes sizes{32 << 10, 1 << 20};
-#if defined(_SC_LEVEL1_DCACHE_SIZE) && defined(_SC_LEVEL2_CACHE_SIZE)
-  const long l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  if (l1 > 0) sizes.l1 = l1;
-  if (l2 > 0) sizes.l2 = l2;
-#endif
-  return sizes;
 }
 
 const TileKernel* find_kernel(const Isa& isa, int rows, int vectors) {
@@ -117,67 +191,16 @@ void check_schedule(const CpuSchedule& schedule, const Isa& isa,
     refuse("expected path loose or naive, since the aligned one has no tile of " +
            std::to_string(schedule.rows) + " x " + std::to_string(schedule.vectors) +
            " for this layer (" + isa.name + "), got path aligned");
+  if (!fits(geometry_of(schedule, isa, shape)))
+    throw std::length_error("schedule: expected tiles under 2^31 elements; use path naive");
   if (schedule.block_channels < 1)
     refuse("expected block_channels of at least 1, got " + std::to_string(schedule.block_channels));
   if (schedule.strip < 1) refuse("expected strip of at least 1, got " +
                                  std::to_string(schedule.strip));
 }
 
-double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
-                       const packedconv_layer_shape& shape, double nonzeros, int threads) {
-  const Costs& cost = kCosts;
-  const Geometry g = geometry_of(schedule, isa, shape);
-  const CacheSizes caches = cache_sizes();
-  const double sums = schedule.rows * schedule.vectors;
-  const double groups = static_cast<double>(shape.groups);
-  const double out_channels = static_cast<double>(shape.out_channels) / groups;
-  const double blocks = static_cast<double>(ceil_div(g.channels, schedule.block_channels));
-  const double tiles = static_cast<double>(g.tiles) * groups;
-  const std::int64_t strip = g.carries ? g.column_blocks : schedule.strip;
-  const double strips =
-      static_cast<double>(ceil_div(std::max<std::int64_t>(1, g.tiles), strip)) * groups;
-
-  // A load costs two where it crosses a line of 64 bytes, as it does at all addresses but one
-  // in 16 when it is as long as a line.
-  const double crossing = isa.lanes * 4.0 / 64.0 * 15.0 / 16.0;
-  const bool anywhere = schedule.path == CpuPath::loose &&
-                        (shape.kernel_width > 1 || g.row_step % isa.lanes != 0);
-  double per_nonzero = cost.nonzero + sums * cost.sum * (anywhere ? 1.0 + crossing : 1.0);
-  // Few sums wait for their own multiply-adds.
-  per_nonzero = std::max(per_nonzero, cost.latency / (sums <= 8 ? 2.0 : 1.0));
-  // Input that does not stay in the first cache comes from the second, or from beyond.
-  const double l1 = static_cast<double>(caches.l1), l2 = static_cast<double>(caches.l2);
-  if (static_cast<double>(block_bytes(g, schedule.block_channels)) > l1)
-    per_nonzero *= static_cast<double>(block_bytes(g, g.channels)) > l2 / 2 ? cost.beyond_l2
-                                                                            : cost.from_l2;
-
-  const double shift =
-      g.shifts() * (sums * cost.shift + (g.carries ? schedule.rows * cost.neighbor : 0.0));
-  const double carried = blocks > 1 ? sums * cost.carry : 0.0;
-  const bool far = !schedule.stream && output_bytes(shape) > kStreamBytes;
-  const double store = sums * (g.pieces_per_tile > 1 ? cost.store_pieces : cost.store) *
-                       (far ? cost.store_far : 1.0);
-  const double per_channel = blocks * (cost.channel + shift + carried) + store;
-  const double compute = tiles * (nonzeros / groups * per_nonzero + out_channels * per_channel);
-
-  const double step = static_cast<double>(shape.stride_width);
-  const double per_vector = step == 1 ? 1.0 : step == 2 ? cost.second : cost.gather;
-  const bool blockwise = blocks > 1 && (g.carries || strip == 1) && strips >= 4.0 * threads;
-  const double fill_strip = static_cast<double>(strip * g.channels * g.channel_rows) * per_vector *
-                            (blockwise ? cost.fill_block : cost.fill) *
-                            static_cast<double>(ceil_div(g.row_step, isa.lanes));
-  // Every thread fills the strips of which it computes a slice.
-  const double fills = std::max(1.0, strips / threads);
-  return compute / threads + fill_strip * fills;
-}
-
-// Whether all that a tile writes is whole lines of 64 bytes.
-bool writes_lines(const Geometry& g, const packedconv_layer_shape& shape) {
-  const auto lines = [](std::int64_t floats) { return floats % 16 == 0; };
-  if (!lines(shape.out_height * shape.out_width) || g.pieces_per_tile > 1) return false;
-  if (g.flat) return lines(g.tile_lanes);
-  return lines(g.out_columns) ? lines(g.tile_lanes)
-                              : g.column_blocks == 1 && lines(g.tile_rows * g.out_columns);
+CpuSchedule naive_schedule(const packedconv_layer_shape& shape) {
+  return {CpuPath::naive, 1, 1, shape.in_channels / shape.groups, 1, false, false};
 }
 
 std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_shape& shape,
@@ -200,6 +223,7 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
       schedule.rows = kernel.rows;
       schedule.vectors = kernel.vectors;
       const Geometry g = geometry_of(schedule, isa, shape);
+      if (!fits(g) || block_bytes(g, g.channels) > kMostCopied) continue;
       schedule.strip = strip_for(g, caches.l2, threads);
       schedule.stream = output_bytes(shape) > kStreamBytes && writes_lines(g, shape);
       std::vector<std::int64_t> blocks{g.channels};
@@ -215,18 +239,17 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
   }
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.cycles < b.cycles; });
+  if (candidates.empty()) return {naive_schedule(shape)};
   std::vector<CpuSchedule> schedules;
   for (const Candidate& candidate : candidates) schedules.push_back(candidate.schedule);
   return schedules;
 }
 
 std::string explain(const CpuSchedule& schedule, const Isa& isa,
-                    const packedconv_layer_shape& shape, const Geometry& g) {
+                    const packedconv_layer_shape& shape, const Geometry& g, std::int64_t copied) {
+  if (schedule.path == CpuPath::naive) return "Algorithm 1 as it stands, without tiles";
+  if (g.tiles == 0) return "no output";
   std::ostringstream why;
-  if (schedule.path == CpuPath::naive) {
-    why << "Algorithm 1 as it stands, as asked for";
-    return why.str();
-  }
   why << path_name(schedule.path) << " tile of " << schedule.rows << " x " << schedule.vectors
       << " vectors of " << isa.lanes << ": " << static_cast<int>(100.0 * g.lanes_used() + 0.5)
       << " % of its pixels are output";
@@ -236,10 +259,11 @@ std::string explain(const CpuSchedule& schedule, const Isa& isa,
   why << "; " << block << " of " << g.channels << " input channels at a time read "
       << block_bytes(g, block) / 1024 << " KiB of a first cache of " << cache_sizes().l1 / 1024
       << " KiB";
-  if (schedule.strip > 1) why << "; the input of " << schedule.strip << " tiles is copied at once";
+  if (g.carries) why << "; the " << g.column_blocks << " tiles of a row pass sums on";
+  if (copied > 1) why << "; the input of " << copied << " tiles is copied at once";
   if (schedule.stream)
     why << "; the output of " << output_bytes(shape) / (1 << 20)
-        << " MiB is written past the caches";
+        << " MiB is written past the caches, where it lies at multiples of a vector";
   return why.str();
 }
 

@@ -175,10 +175,10 @@ class Filler {
 
 template <typename T>
 T* cut(char* memory, std::size_t* used, std::int64_t count) {
-  T* const part = reinterpret_cast<T*>(memory + *used);
+  T* const part = memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + *used);
   *used = static_cast<std::size_t>(
       round_up(static_cast<std::int64_t>(*used + sizeof(T) * static_cast<std::size_t>(count)), 64));
-  return memory == nullptr ? nullptr : part;
+  return part;
 }
 
 }  // namespace
@@ -187,8 +187,8 @@ std::size_t cut_memory(char* memory, const Geometry& g, const MemoryCounts& coun
                        ThreadMemory* parts) {
   std::size_t used = 0;
   const std::int64_t vectors = g.rows * g.vectors;
-  parts->tiles = cut<float>(memory, &used, counts.tiles * g.tile_floats());
-  parts->edges = cut<float>(memory, &used, g.edges_floats());
+  parts->tiles = cut<float>(memory, &used, counts.tiles * g.tile_floats(counts.in_channels));
+  parts->edges = cut<float>(memory, &used, g.edges_floats(counts.in_channels));
   parts->sums = cut<float>(memory, &used, counts.sums_floats);
   parts->carry = cut<float>(memory, &used, counts.carry_floats);
   parts->bias = cut<float>(memory, &used, counts.bias_floats);
@@ -223,16 +223,14 @@ Magnitudes fill_tiles(const ThreadMemory& memory, const Geometry& g, const Isa& 
         filler.run(isa, run, input, channels, scaled, &magnitudes);
       run = piece;
       open = true;
-      filler.add(piece, t * g.tile_floats(), i * g.pitch,
+      filler.add(piece, t * g.tile_floats(channels.count), i * g.pitch,
                  i + 1 < pieces ? (i + 1) * g.pitch : g.row_step);
     }
-    // A vector at the last element of the buffer reads on into what no output uses, and which
-    // must not be slow to compute with.
-    float* const end = memory.tiles + t * g.tile_floats() + channels.count * g.channel_floats();
-    std::fill(end, end + g.lanes, 0.0f);
   }
   if (open) filler.run(isa, run, input, channels, scaled, &magnitudes);
   if (g.edge_floats > 0) {
+    // A vector at the last row reads on into what no output uses, and which must not be slow to
+    // compute with.
     float* const end = memory.edges + channels.count * g.channel_rows * g.edge_floats;
     std::fill(end, end + g.lanes, 0.0f);
   }
@@ -308,6 +306,9 @@ void place_tile(TileWork* work, const ThreadMemory& memory, const Geometry& g,
       return;
     }
     if (rows_follow) {
+      // Streamed stores need whole vectors, which floats at odd addresses never fill.
+      work->stream =
+          stream && reinterpret_cast<std::uintptr_t>(origin) % sizeof(float) == 0;
       work->run = origin;
       work->stage = memory.stage;
       work->run_floats = piece.rows * piece.columns;

@@ -13,7 +13,7 @@ namespace packedconv {
 
 // Memory that one thread works in, cut out of one block.
 struct ThreadMemory {
-  float* tiles;  // of a strip
+  float* tiles;  // those copied at once
   float* edges;
   float* sums;
   float* carry;
@@ -33,7 +33,7 @@ constexpr std::int64_t kPrefetchRows = 4096;
 
 // What of a plan decides how much memory a thread needs.
 struct MemoryCounts {
-  std::int64_t tiles;  // copied at once
+  std::int64_t tiles, in_channels;  // copied at once
   std::int64_t sums_floats, carry_floats, bias_floats;
 };
 

@@ -1,5 +1,6 @@
 #include "workspace.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -15,10 +16,11 @@ struct Block {
   std::size_t bytes;
 };
 
-// Blocks that no call uses: at most as many as calls have run at once.
+// Blocks that no call uses, and how many are used.
 struct Pool {
   std::mutex mutex;
   std::vector<Block> free;
+  std::size_t used = 0;
 };
 
 Pool& pool() {
@@ -27,29 +29,50 @@ Pool& pool() {
   return *instance;
 }
 
+// A block of its exact size where a sanitizer is to see what lies outside.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kExact = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+constexpr bool kExact = true;
+#else
+constexpr bool kExact = false;
+#endif
+#else
+constexpr bool kExact = false;
+#endif
+
+bool is_fit(const Block& block, std::size_t bytes) {
+  return kExact ? block.bytes == bytes : block.bytes >= bytes;
+}
+
 }  // namespace
 
 Workspace::Workspace(std::size_t bytes) : data_(nullptr), bytes_(0) {
   Block block{nullptr, 0};
   {
     const std::lock_guard<std::mutex> lock(pool().mutex);
-    if (!pool().free.empty()) {
-      block = pool().free.back();
-      pool().free.pop_back();
+    std::vector<Block>& free = pool().free;
+    // So that giving a block back cannot fail.
+    free.reserve(free.size() + pool().used + 1);
+    auto found = std::find_if(free.begin(), free.end(),
+                              [&](const Block& known) { return is_fit(known, bytes); });
+    // Else one makes room for a larger one.
+    if (found == free.end() && !free.empty()) found = free.end() - 1;
+    if (found != free.end()) {
+      block = *found;
+      free.erase(found);
     }
-    // So that giving it back cannot fail.
-    pool().free.reserve(pool().free.size() + 16);
+    ++pool().used;
   }
-#if defined(__SANITIZE_ADDRESS__)
-  // Of its exact size, so that the sanitizer sees what lies outside.
-  const bool fits = block.bytes == bytes;
-#else
-  const bool fits = block.bytes >= bytes;
-#endif
-  if (!fits) {
+  if (!is_fit(block, bytes)) {
     std::free(block.data);
     void* memory = nullptr;
-    if (posix_memalign(&memory, kAlignment, bytes) != 0) throw std::bad_alloc();
+    if (posix_memalign(&memory, kAlignment, bytes) != 0) {
+      const std::lock_guard<std::mutex> lock(pool().mutex);
+      --pool().used;
+      throw std::bad_alloc();
+    }
     block = {static_cast<char*>(memory), bytes};
   }
   data_ = block.data;
@@ -58,6 +81,7 @@ Workspace::Workspace(std::size_t bytes) : data_(nullptr), bytes_(0) {
 
 Workspace::~Workspace() {
   const std::lock_guard<std::mutex> lock(pool().mutex);
+  --pool().used;
   pool().free.push_back({data_, bytes_});
 }
 

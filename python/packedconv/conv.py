@@ -40,11 +40,12 @@ def conv2d(
     call for a shape of input copies what it needs of the weight there and waits; later calls
     wait for nothing, and a CUDA graph can capture them.
     torch.compile and torch.export (torch 2.4 and later) keep the call as one op,
-    `packedconv::conv2d`.
+    `packedconv::conv2d`. An exported program holds words and offsets, not what `autotune` kept.
 
-    Products and sums are FP32, in an order that on the CPU does not depend on the number of
-    threads (torch.get_num_threads()). Skipped zeros differ from a dense product in one way only:
-    a zero weight times an infinite or NaN input adds nothing. Inference only.
+    Products and sums are FP32. On the CPU their order is that of the plan, whichever thread
+    computes what; plans for other numbers of threads (torch.get_num_threads()) may have another.
+    Skipped zeros differ from a dense product in one way only: a zero weight times an infinite or
+    NaN input adds nothing. Inference only.
 
     Raises TypeError for a wrong type or dtype; ValueError for a wrong device, shape or
     value, and for tensors that would need a gradient; RuntimeError when this build cannot run
@@ -131,7 +132,7 @@ def compute_padded(
 
     shape = (images, out_channels) + size
     if out is None:
-        result = _empty(shape if input.dim() == 4 else shape[1:], input.device)
+        result = empty("out", shape if input.dim() == 4 else shape[1:], input.device)
     else:
         _check_out(out, shape if input.dim() == 4 else shape[1:], batched, bias)
         result = out
@@ -191,13 +192,15 @@ def _count_write(tensor: torch.Tensor) -> None:
         _increment_version(tensor)
 
 
-def _empty(shape: typing.Tuple[int, ...], device: torch.device) -> torch.Tensor:
+def empty(name: str, shape: typing.Tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """A tensor that holds anything. Raises MemoryError, which names it, where there is no memory
+    on the CPU."""
     try:
         return torch.empty(shape, dtype=torch.float32, device=device)
     except RuntimeError as error:
         if device.type != "cpu":  # torch says which GPU, and how much memory it has left
             raise
-        raise MemoryError(f"out: no memory for a result of shape {shape}: {error}") from None
+        raise MemoryError(f"{name}: no memory for a tensor of shape {shape}: {error}") from None
 
 
 def _check_out(

@@ -95,10 +95,6 @@ def test_inputs_beyond_2_31_elements(name):
         y, x = row * stride[0], column * stride[1]
         first, second = image[number, 0, y, x], image[number, -1, y + last[0], x + last[1]]
         expected[number, row, column] = [first - 0.5 * second, 2 * first - 1.5 * second]
-    if name == "columns far apart":
-        with pytest.raises(ValueError, match=r"^input: expected"):
-            conv2d(image, packed, stride=stride, dilation=dilation)
-        return
     result = conv2d(image, packed, stride=stride, dilation=dilation)
     assert result.shape == (batch, 2, rows, columns)
     for place, values in expected.items():
