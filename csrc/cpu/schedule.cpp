@@ -76,11 +76,13 @@ std::int64_t block_for(const Geometry& g, std::int64_t l1) {
 }
 
 // Tiles copied at once: those of a row, whose input rows are then read from end to end, as long
-// as they fit into a third of the second cache and leave every thread some.
+// as they fit into a third of the second cache (where an image is one row anyway, an eighth) and
+// leave every thread some.
 std::int64_t strip_for(const Geometry& g, std::int64_t l2, int threads) {
   if (g.carries) return g.column_blocks;
   if (g.pieces_per_tile > 1 || g.column_blocks == 1) return 1;
-  const std::int64_t fitting = l2 / 3 / std::max<std::int64_t>(1, block_bytes(g, g.channels));
+  const std::int64_t share = g.flat ? l2 / 8 : l2 / 3;
+  const std::int64_t fitting = share / std::max<std::int64_t>(1, block_bytes(g, g.channels));
   const std::int64_t shared = ceil_div(g.tiles, wanted_items(threads));
   return std::max<std::int64_t>(1, std::min({g.column_blocks, fitting, shared}));
 }
@@ -232,7 +234,7 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
         schedule.block_channels = block;
         // Input that is copied block by block comes in pieces too short for the processor to
         // see where they lead.
-        schedule.prefetch = block < g.channels && (g.carries || schedule.strip == 1);
+        schedule.prefetch = block < g.channels && (g.carries || schedule.strip == 1) && !g.flat;
         candidates.push_back({schedule, estimate_cycles(schedule, isa, shape, nonzeros, threads)});
       }
     }
