@@ -11,8 +11,9 @@
 namespace packedconv {
 namespace {
 
-// Outputs of more bytes than this would push everything else out of the caches.
-constexpr std::int64_t kStreamBytes = 4 << 20;
+// What the caches of a core may keep from one call to the next. A larger output would push
+// everything else out of them.
+constexpr std::int64_t kCacheBytes = 4 << 20;
 constexpr std::int64_t kItemsPerThread = 4;
 // Bytes of the copy that a thread works with, above which tiles are no way to compute a layer.
 constexpr std::int64_t kMostCopied = 256 << 20;
@@ -56,6 +57,11 @@ Geometry geometry_of(const CpuSchedule& schedule, const Isa& isa,
                      const packedconv_layer_shape& shape) {
   return make_geometry(shape, isa.lanes, schedule.rows, schedule.vectors,
                        schedule.path == CpuPath::aligned);
+}
+
+std::int64_t input_bytes(const packedconv_layer_shape& shape) {
+  return shape.batch * shape.in_channels * shape.in_height * shape.in_width *
+         static_cast<std::int64_t>(sizeof(float));
 }
 
 std::int64_t output_bytes(const packedconv_layer_shape& shape) {
@@ -129,7 +135,7 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
   const double shift =
       g.shifts() * (sums * cost.shift + (g.carries ? schedule.rows * cost.neighbor : 0.0));
   const double carried = blocks > 1 ? sums * cost.carry : 0.0;
-  const bool far = !schedule.stream && output_bytes(shape) > kStreamBytes;
+  const bool far = !schedule.stream && output_bytes(shape) > kCacheBytes;
   const double store = sums * (g.pieces_per_tile > 1 ? cost.store_pieces : cost.store) *
                        (far ? cost.store_far : 1.0);
   const double per_channel = blocks * (cost.channel + shift + carried) + store;
@@ -227,14 +233,14 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
       const Geometry g = geometry_of(schedule, isa, shape);
       if (!fits(g) || block_bytes(g, g.channels) > kMostCopied) continue;
       schedule.strip = strip_for(g, caches.l2, threads);
-      schedule.stream = output_bytes(shape) > kStreamBytes && writes_lines(g, shape);
+      schedule.stream = output_bytes(shape) > kCacheBytes && writes_lines(g, shape);
       std::vector<std::int64_t> blocks{g.channels};
       if (block_for(g, caches.l1) < g.channels) blocks.push_back(block_for(g, caches.l1));
       for (const std::int64_t block : blocks) {
         schedule.block_channels = block;
-        // Input that is copied block by block comes in pieces too short for the processor to
-        // see where they lead.
-        schedule.prefetch = block < g.channels && (g.carries || schedule.strip == 1) && !g.flat;
+        // Such input comes in runs too short for the processor to see where they lead.
+        schedule.prefetch = input_bytes(shape) > kCacheBytes &&
+                            (g.flat || copies_blocks(g, schedule, 1));
         candidates.push_back({schedule, estimate_cycles(schedule, isa, shape, nonzeros, threads)});
       }
     }

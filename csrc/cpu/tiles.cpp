@@ -243,8 +243,23 @@ PrefetchWork next_rows(const ThreadMemory& memory, const Geometry& g,
                        std::int64_t first_tile, std::int64_t count) {
   PrefetchWork work{};
   work.rows = memory.prefetch_rows;
-  if (strides.column != 1 || g.flat) return work;
+  if (strides.column != 1) return work;
   const Piece first = find_piece(g, first_tile * g.pieces_per_tile);
+  if (g.flat) {
+    // Of one image, by the input rows that its pixels are in.
+    if (g.pieces_per_tile > 1 || channels.count > kPrefetchRows || s.pad_top > 0) return work;
+    const std::int64_t pixels =
+        std::min(count * g.tile_lanes, g.out_columns - first.first_column);
+    const std::int64_t begin = first.first_column / s.out_width * s.stride_height;
+    const std::int64_t end = (first.first_column + pixels - 1) / s.out_width * s.stride_height;
+    work.lines = ceil_div(((end - begin) * strides.row + s.in_width) *
+                              static_cast<std::int64_t>(sizeof(float)), 64);
+    for (std::int64_t i = 0; i < channels.count; ++i)
+      memory.prefetch_rows[work.count++] = reinterpret_cast<const char*>(
+          input + first.image * strides.batch + (channels.first + i) * strides.channel +
+          begin * strides.row);
+    return work;
+  }
   const Piece last =
       find_piece(g, std::min(g.pieces, (first_tile + count) * g.pieces_per_tile) - 1);
   std::int64_t left = 0, right = s.in_width;
