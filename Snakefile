@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import pathlib
+import shlex
 import sys
 import sysconfig
 
@@ -15,6 +16,7 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, os.path.join(workflow.basedir, "python"))
 
 from packedconv import config as configuration
+from packedconv.bench import mnn
 
 
 configfile: "config/config.yaml"
@@ -33,8 +35,8 @@ for variable, folder in (
 
 try:
     SETTINGS = configuration.resolve(config, ROOT)
-    # By table ("layers", "layers_cold", "ladder") and name of a layer: what is measured on a CPU
-    # beside the paper's layers.
+    # By table ("layers", "layers_cold", "ladder", "peers") and name of a layer: what is measured on
+    # a CPU beside the paper's layers.
     LISTED = configuration.resolve_layer_tables(config, ROOT)
     DEVICE, RUN = SETTINGS["device"]["name"], SETTINGS["run"]
     RESULTS = f"results/{DEVICE}/{RUN}"
@@ -93,9 +95,18 @@ MEASURE_MODULES = (
     "arguments autotune conv cpu cuda device files layer ops packed plan samples_file schedule"
     " settings weights"
 )
-PLOT_MODULES = "device files layer roofline samples_file settings weights"
+PLOT_MODULES = (
+    "arguments device files layer roofline samples_file schedule settings weights"
+)
+# Of layers beside the paper's, and of those beside MNN: the paper's run knows none of them.
+LISTED_MODULES = "cpu_experiments cpu_steps experiment rotation rungs spread"
+PEER_MODULES = "mnn peers"
+LISTED_MEASURE, PEER_MEASURE = (
+    [f"{PACKAGE}/bench/{name}.py" for name in names.split()]
+    for names in (LISTED_MODULES, PEER_MODULES)
+)
 MEASURE_SOURCES = [
-    *sorted(glob.glob(f"{PACKAGE}/bench/*.py")),
+    *sorted({*glob.glob(f"{PACKAGE}/bench/*.py")} - {*LISTED_MEASURE, *PEER_MEASURE}),
     *(f"{PACKAGE}/{name}.py" for name in MEASURE_MODULES.split()),
 ]
 PLOT_SOURCES = [
@@ -249,20 +260,33 @@ def listed_results(wildcards, table):
     ]
 
 
-def experiment_text(wildcards):
+def experiment_text(table, wildcards):
     """What is measured of a listed layer, for a script."""
-    table = wildcards.get("table", "ladder")
-    return json.dumps(LISTED[table][wildcards.listed], sort_keys=True)
+    return json.dumps(LISTED[table][wildcards.listed]["experiment"], sort_keys=True)
 
 
 def experiment_environment(wildcards):
     """Variables that the process which measures a listed layer needs, as env takes them."""
-    return [
-        f"{name}={value}"
-        for name, value in LISTED[wildcards.table][wildcards.listed][
-            "environment"
-        ].items()
-    ]
+    asked = LISTED[wildcards.table][wildcards.listed]["experiment"]["environment"]
+    return [f"{name}={shlex.quote(value)}" for name, value in asked.items()]
+
+
+def part_titles(wildcards):
+    """Titles of the parts of a table by layer, for a script."""
+    listed = LISTED[wildcards.table].items()
+    return json.dumps({name: layer["title"] for name, layer in listed})
+
+
+def installed_peer(wildcards):
+    """No file. Raises ValueError before anything runs, where nothing can be measured."""
+    if SETTINGS["device"]["kind"] != "cpu":
+        raise ValueError(
+            f"device: expected a CPU, which peers compares on, got {DEVICE}; name one: "
+            "snakemake --cores 1 peers --config device=cpu"
+        )
+    if not os.path.exists(f"{RESULTS}/peers/{wildcards.listed}.csv"):
+        mnn.require()
+    return []
 
 
 MEASURE_TIMES = [
@@ -535,7 +559,7 @@ rule listed_layer:
         script="scripts/layers.py",
         settings=rules.settings.output,
         stamp=rules.build.output.stamp,
-        sources=MEASURE_SOURCES,
+        sources=[*MEASURE_SOURCES, *LISTED_MEASURE],
     output:
         samples=f"{RESULTS}/{{table}}/{{listed}}.csv",
         facts=f"{RESULTS}/{{table}}/{{listed}}.json",
@@ -547,7 +571,7 @@ rule listed_layer:
         "envs/environment.yaml"
     threads: MEASURE_THREADS
     params:
-        experiment=experiment_text,
+        experiment=lambda wildcards: experiment_text(wildcards.table, wildcards),
         environment=experiment_environment,
     message:
         "Timing {wildcards.listed} of {wildcards.table}"
@@ -563,7 +587,7 @@ rule listed_ladder:
         script="scripts/ladder.py",
         settings=rules.settings.output,
         stamp=rules.build.output.stamp,
-        sources=MEASURE_SOURCES,
+        sources=[*MEASURE_SOURCES, *LISTED_MEASURE],
     output:
         samples=f"{RESULTS}/ladder/{{listed}}.csv",
         facts=f"{RESULTS}/ladder/{{listed}}.json",
@@ -575,7 +599,7 @@ rule listed_ladder:
         "envs/environment.yaml"
     threads: MEASURE_THREADS
     params:
-        experiment=experiment_text,
+        experiment=lambda wildcards: experiment_text("ladder", wildcards),
     message:
         "Timing the ladder of {wildcards.listed}"
     shell:
@@ -759,7 +783,7 @@ rule experiment_figure:
 
 
 rule layers:
-    """Both tables of layers, which `all` does not make: half an hour of measuring."""
+    """Both tables of layers, which `all` does not make."""
     input:
         [table(f"{FIGURES}/{DEVICE}/{name}") for name in ("layers", "layers_cold")],
     message:
@@ -783,11 +807,12 @@ rule layer_table:
         samples=lambda wildcards: listed_samples(
             cpu_results(wildcards), wildcards.table
         ),
+        titles=part_titles,
     message:
         "Computing {output.md}"
     shell:
         "python {input.script} --table {wildcards.table} --results {params.results}"
-        " --samples {params.samples} --out {output.csv} > {log} 2>&1"
+        " --samples {params.samples} --titles {params.titles:q} --out {output.csv} > {log} 2>&1"
 
 
 rule ladder_figure:
@@ -959,24 +984,6 @@ rule bounds_page:
 
 
 # An optional comparison, which `all` does not ask for and which needs MNN.
-from packedconv.bench import mnn
-from packedconv.bench.peers import LAYERS as COMPARED_LAYERS
-
-PEER_LAYERS = [layer.name for layer in COMPARED_LAYERS]
-
-
-def installed_peer(wildcards):
-    """No file. Raises ValueError before anything runs, where nothing can be measured."""
-    if SETTINGS["device"]["kind"] != "cpu":
-        raise ValueError(
-            f"device: expected a CPU, which peers compares on, got {DEVICE}; name one: "
-            "snakemake --cores 1 peers --config device=cpu"
-        )
-    if not os.path.exists(f"{RESULTS}/peers/{wildcards.peer_layer}.csv"):
-        mnn.require()
-    return []
-
-
 rule peers:
     """Beside MNN, the open peer with sparse convolution on CPUs."""
     input:
@@ -992,50 +999,43 @@ rule peers_layer:
         script="scripts/peers.py",
         settings=rules.settings.output,
         stamp=rules.build.output.stamp,
-        sources=MEASURE_SOURCES,
+        sources=[*MEASURE_SOURCES, *LISTED_MEASURE, *PEER_MEASURE],
     output:
-        samples=f"{RESULTS}/peers/{{peer_layer}}.csv",
-        facts=f"{RESULTS}/peers/{{peer_layer}}.json",
+        samples=f"{RESULTS}/peers/{{listed}}.csv",
+        facts=f"{RESULTS}/peers/{{listed}}.json",
     log:
-        f"logs/{DEVICE}/{RUN}/peers_{{peer_layer}}.log",
+        f"logs/{DEVICE}/{RUN}/peers_{{listed}}.log",
     benchmark:
-        f"{RESULTS}/times/peers_{{peer_layer}}.tsv"
-    wildcard_constraints:
-        peer_layer="|".join(PEER_LAYERS),
+        f"{RESULTS}/times/peers_{{listed}}.tsv"
     conda:
         "envs/environment.yaml"
     threads: MEASURE_THREADS
+    params:
+        experiment=lambda wildcards: experiment_text("peers", wildcards),
     message:
-        "Timing layer {wildcards.peer_layer} beside MNN"
+        "Timing layer {wildcards.listed} beside MNN"
     shell:
-        "python {input.script} --settings {input.settings} --layer {wildcards.peer_layer}"
-        " --stamp {input.stamp} --out {output.samples} --facts {output.facts} > {log} 2>&1"
+        "python {input.script} --settings {input.settings}"
+        " --experiment {params.experiment:q} --stamp {input.stamp} --out {output.samples} --facts {output.facts} > {log} 2>&1"
 
 
 rule peers_table:
     """packedconv beside MNN and PyTorch's best dense convolution."""
     input:
         script="scripts/table_peers.py",
-        settings=rules.settings.output,
-        results=expand(
-            f"{RESULTS}/peers/{{layer}}.{{suffix}}",
-            layer=PEER_LAYERS,
-            suffix=("csv", "json"),
-        ),
-        sources=PLOT_SOURCES,
+        results=lambda wildcards: listed_results(wildcards, "peers"),
+        sources=LISTED_SOURCES,
     output:
-        multiext(f"{FIGURES}/{DEVICE}/peers", csv=".csv", md=".md", tex=".tex"),
+        multiext(f"{FIGURES}/{{device}}/peers", csv=".csv", md=".md", tex=".tex"),
     log:
-        f"logs/{DEVICE}/{RUN}/peers.log",
-    benchmark:
-        f"{RESULTS}/times/device_peers.tsv"
+        f"logs/{{device}}/{RUN}/peers.log",
     conda:
         "envs/environment.yaml"
     params:
-        results=lambda wildcards: RESULTS,
-        layers=PEER_LAYERS,
+        results=cpu_results,
+        samples=lambda wildcards: listed_samples(cpu_results(wildcards), "peers"),
     message:
         "Computing {output.md}"
     shell:
-        "python {input.script} --results {params.results} --layers {params.layers}"
+        "python {input.script} --results {params.results} --samples {params.samples}"
         " --out {output.csv} > {log} 2>&1"

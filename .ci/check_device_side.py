@@ -52,6 +52,7 @@ THIRD_PARTY = {"numpy", "torch"}
 NEWER_TORCH_FILES = {"python/packedconv/ops.py"}
 # What the others may name of torch: all of it was seen in PyTorch 1.10.2.
 TORCH_NAMES = {
+    "torch.Generator",
     "torch.Tensor",
     "torch.__config__.show",
     "torch.__version__",

@@ -1,6 +1,6 @@
 """Time every rung of the ladder for one layer on a CPU."""
 
-from packedconv.bench.steps import ladder
+from packedconv.bench.cpu_steps import ladder
 from packedconv.script import experiment_parser, run
 from packedconv.settings import load_settings
 

@@ -1,6 +1,6 @@
 """Time one layer of the tables layers and layers_cold on a CPU."""
 
-from packedconv.bench.steps import layers
+from packedconv.bench.cpu_steps import layers
 from packedconv.script import experiment_parser, run
 from packedconv.settings import load_settings
 

@@ -4,6 +4,7 @@ Medians over rounds; the layers are those of the samples named, in their order.
 """
 
 import argparse
+import json
 
 from packedconv.evidence import layer_table
 from packedconv.evidence.cpu_experiments import load_experiments
@@ -23,10 +24,13 @@ def main() -> None:
     parser.add_argument(
         "--samples", required=True, nargs="+", metavar="CSV", help="one file per layer"
     )
+    parser.add_argument(
+        "--titles", required=True, type=json.loads, help="of the layers' parts, by name, in JSON"
+    )
     parser.add_argument("--out", required=True, help="table to write, .csv")
     options = parser.parse_args()
     experiments = load_experiments(options.results, options.samples)
-    table = layer_table.layer_table(experiments)
+    table = layer_table.layer_table(experiments, options.titles)
     write_table(
         table,
         options.out,
@@ -34,7 +38,7 @@ def main() -> None:
         f"tab:{options.table.replace('_', '-')}",
         shown=layer_table.shown(table),
         preamble=layer_table.preamble(experiments),
-        notes=[*layer_table.findings(table), *layer_table.NOTES],
+        notes=[*layer_table.findings(table), *layer_table.notes(experiments)],
         column_format={"Plan": "p{4cm}", "Layer": "p{4cm}"},
         long=True,
     )

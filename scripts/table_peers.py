@@ -3,6 +3,7 @@
 import argparse
 
 from packedconv.evidence import peers
+from packedconv.evidence.cpu_experiments import load_experiments
 from packedconv.evidence.tabular import write_table
 from packedconv.script import run
 
@@ -10,10 +11,12 @@ from packedconv.script import run
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", required=True, metavar="DIR", help="results/<device>/<run>")
-    parser.add_argument("--layers", required=True, nargs="+", help="their names, in order")
+    parser.add_argument(
+        "--samples", required=True, nargs="+", metavar="CSV", help="one file per layer"
+    )
     parser.add_argument("--out", required=True, help="table to write, .csv")
     options = parser.parse_args()
-    results = peers.load(options.results, options.layers)
+    results = load_experiments(options.results, options.samples)
     table = peers.table(results)
     write_table(
         table,
@@ -22,7 +25,7 @@ def main() -> None:
         "tab:peers",
         shown=peers.shown(table),
         preamble=peers.preamble(results, table),
-        notes=peers.NOTES,
+        notes=peers.notes(results),
         column_format={"ms": "p{4cm}", "Settings": "p{10cm}"},
         long=True,
     )

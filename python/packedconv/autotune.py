@@ -1,6 +1,7 @@
 """The fastest schedule of a layer on the CPU at hand, found by timing."""
 
 import math
+import numbers
 import time
 import typing
 
@@ -20,6 +21,8 @@ _ROUNDS = 3
 _MOST_ROUNDS = 200
 # The default stays unless another takes less than this part of its time.
 _CLEARLY_FASTER = 0.97
+_FASTEST = "fastest of those that autotune timed; "
+_DEFAULT = "no other that autotune timed was 3 % faster; "
 
 Run = typing.Callable[[], None]
 
@@ -28,15 +31,21 @@ def autotune(packed: PackedWeight, key: PlanKey, seconds: float) -> plan.CpuPlan
     """Keep the fastest schedule for a call as the weight's, and return its plan.
 
     seconds: for the whole; passed where the default's plan and its first executions take longer.
-    Raises ValueError unless `seconds` is a positive number, MemoryError. Whatever ends it early
-    leaves the weight as it was.
+    Where no two schedules could be compared in that time, nothing is kept.
+    Raises TypeError unless `seconds` is a number, ValueError unless it is positive, MemoryError.
+    Whatever ends it early leaves the weight as it was.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+        raise TypeError(f"seconds: expected a number, got {seconds!r}")
+    if not seconds > 0:
         raise ValueError(f"seconds: expected a positive number, got {seconds!r}")
-    end = _clock() + seconds
+    end = _clock() + float(seconds)
     schedules = _core.cpu_schedules(**plan.core_arguments(packed, key))
-    image = torch.rand(key.input_shape, dtype=torch.float32, device="cpu")
-    out = torch.empty(key.output_shape, dtype=torch.float32, device="cpu")
+    device = torch.device("cpu")
+    image = plan.empty("input", key.input_shape, device)
+    # A generator of its own: the caller's random numbers stay what they were.
+    image.uniform_(generator=torch.Generator().manual_seed(0))
+    out = plan.empty("out", key.output_shape, device)
     cores = {}  # type: typing.Dict[int, typing.Any]
 
     def prepare(index: int) -> Run:
@@ -44,8 +53,10 @@ def autotune(packed: PackedWeight, key: PlanKey, seconds: float) -> plan.CpuPlan
         places = (image.data_ptr(), image.stride(), 0, False, out.data_ptr(), out.stride())
         return lambda: core.execute(*places, key.threads)
 
-    best = fastest(len(schedules), prepare, cores.pop, end)
-    return plan.keep(packed, key, cores[best])
+    best, compared = fastest(len(schedules), prepare, cores.pop, end)
+    if not compared:
+        return plan.find(packed, key)
+    return plan.keep(packed, key, cores[best], _FASTEST if best else _DEFAULT)
 
 
 def fastest(
@@ -53,8 +64,10 @@ def fastest(
     prepare: typing.Callable[[int], Run],
     drop: typing.Callable[[int], object],
     end: float,
-) -> int:
+) -> typing.Tuple[int, bool]:
     """Which of `count` candidates runs fastest; 0, the default, unless another clearly does.
+
+    And whether time was enough to compare it with another.
 
     prepare: makes a candidate ready to run. drop: told of those that are out of the race, never
     of 0. end: when to stop, by `_clock`.
@@ -67,7 +80,7 @@ def fastest(
             del runs[index], first[index]
             drop(index)
 
-    begin = _clock()
+    begin, looked = _clock(), 0
     for index in range(count):
         # Half of the time is for comparing the best.
         if index and _clock() >= begin + (end - begin) / 2:
@@ -75,6 +88,7 @@ def fastest(
         runs[index] = prepare(index)
         runs[index]()  # takes memory, warms caches
         first[index] = min(_timed(runs[index], 1) for _ in range(2))
+        looked += 1
         drop_slow(first, _SLOW_AT_FIRST)
 
     samples = {index: [] for index in runs}  # type: typing.Dict[int, typing.List[float]]
@@ -89,11 +103,13 @@ def fastest(
         if done >= _ROUNDS:
             drop_slow({index: _median(samples[index]) for index in runs}, _SLOW)
 
-    medians = {index: _median(samples[index]) for index in runs if samples[index]}
-    if 0 not in medians or len(samples[0]) < _ROUNDS:
-        return 0
+    if len(runs) == 1:  # the default alone is left: the others are slower, if there were any
+        return 0, looked > 1
+    if len(samples[0]) < _ROUNDS:
+        return 0, False
+    medians = {index: _median(samples[index]) for index in runs}
     best = min(medians, key=lambda index: medians[index])
-    return best if medians[best] < _CLEARLY_FASTER * medians[0] else 0
+    return best if medians[best] < _CLEARLY_FASTER * medians[0] else 0, True
 
 
 def _clock() -> float:

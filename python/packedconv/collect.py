@@ -58,7 +58,8 @@ def collect(
     facts = load_facts(facts_paths, bench_paths)
     errors = [row for path in check_paths for row in read_rows(path, ERROR_COLUMNS)]
     ceilings = read_rows(ceilings_path, CEILING_COLUMNS)
-    _require_same_machine(facts, ceilings_path, ceilings_facts_path)
+    content = load_ceilings_facts(ceilings_path, ceilings_facts_path)
+    _require_same_machine(facts, content, ceilings_facts_path)
 
     _require_one_run([*samples, *errors, *ceilings])
     _require_complete(samples)
@@ -127,16 +128,21 @@ def load_facts(
     return facts
 
 
-def _require_same_machine(
-    facts: typing.Mapping[str, Facts], ceilings_path: str, ceilings_facts_path: str
-) -> None:
-    """Raise ValueError unless the ceilings are of the machine and extension of the layers."""
+def load_ceilings_facts(ceilings_path: str, ceilings_facts_path: str) -> Facts:
+    """The facts of the ceilings. Raises ValueError where they belong to others."""
     content = json.loads(read_text(ceilings_facts_path) or "{}")
     if content.get("ceilings_sha256") != text_sha256(read_text(ceilings_path) or ""):
         raise ValueError(
             f"{ceilings_path}: expected the ceilings that {ceilings_facts_path} belongs to; "
             "delete it and measure the ceilings again"
         )
+    return content
+
+
+def _require_same_machine(
+    facts: typing.Mapping[str, Facts], content: Facts, ceilings_facts_path: str
+) -> None:
+    """Raise ValueError unless the ceilings are of the machine and extension of the layers."""
     layer = next(iter(facts.values()))
     for key in ("stamp", "comparable"):
         if content.get(key) != layer[key]:

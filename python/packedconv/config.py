@@ -116,9 +116,9 @@ def expand_layers(layers: dict) -> list[Layer]:
 
 
 def resolve_layer_tables(config: dict, root: pathlib.Path) -> dict[str, dict[str, dict]]:
-    """What is measured on a CPU beside the paper's layers: an experiment per layer (see
-    bench.experiment) by its name, for each of the tables "layers" and "layers_cold", and for
-    "ladder".
+    """What is measured on a CPU beside the paper's layers, by name of the layer, for each of the
+    tables "layers", "layers_cold" and "peers", and for "ladder": an `experiment` (see
+    bench.experiment), and the `title` of the part of the table that it is in.
 
     Raises ValueError for a file that is not there or wrong.
     """
@@ -136,11 +136,15 @@ def resolve_layer_tables(config: dict, root: pathlib.Path) -> dict[str, dict[str
         for part in warm_parts
         if part.get("cold", True)
     ]
-    rungs = [{"title": "", "contenders": ["sparse", "dense"], **part} for part in tables["rungs"]]
+    two_sides = {"title": "", "contenders": ["sparse", "dense"]}
+    rungs = [{**two_sides, **part} for part in tables["rungs"]]
+    peers = dict(tables["peers"])
+    beside = [{**two_sides, **part} for part in peers.pop("parts")]
     wanted = {
         "layers": (warm_parts, tables["warm"], None),
         "layers_cold": (cold_parts, cold, set_bytes),
         "ladder": (rungs, tables["ladder"], None),
+        "peers": (beside, peers, None),
     }
     return {
         name: _experiments(parts, tables, protocol, set_bytes, source)
@@ -165,9 +169,9 @@ def _experiments(
                 layer_of(layer._asdict())
             except ValueError as error:
                 raise ValueError(f"{source}: {error}") from None
-            found[layer.name] = {
+            experiment = {
                 "layer": layer._asdict(),
-                "title": part["title"],
+                "skewed": part.get("skewed", False),
                 "sparsities": part["sparsities"],
                 "contenders": part["contenders"],
                 "environment": part.get("environment", {}),
@@ -176,6 +180,7 @@ def _experiments(
                 "widest_spread": tables["widest_spread"],
                 "set_bytes": set_bytes,
             }
+            found[layer.name] = {"title": part["title"], "experiment": experiment}
     return found
 
 

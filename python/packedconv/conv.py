@@ -5,7 +5,7 @@ import typing
 import numpy as np
 import torch
 
-from packedconv import arguments, cpu, cuda, ops
+from packedconv import arguments, cpu, cuda, ops, plan
 from packedconv.device import device_limits
 from packedconv.packed import PackedWeight
 
@@ -132,7 +132,7 @@ def compute_padded(
 
     shape = (images, out_channels) + size
     if out is None:
-        result = empty("out", shape if input.dim() == 4 else shape[1:], input.device)
+        result = plan.empty("out", shape if input.dim() == 4 else shape[1:], input.device)
     else:
         _check_out(out, shape if input.dim() == 4 else shape[1:], batched, bias)
         result = out
@@ -190,17 +190,6 @@ def _count_write(tensor: torch.Tensor) -> None:
     """Let autograd notice that the kernel wrote into a tensor that a graph may have saved."""
     if _increment_version is not None and not tensor.is_inference():
         _increment_version(tensor)
-
-
-def empty(name: str, shape: typing.Tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """A tensor that holds anything. Raises MemoryError, which names it, where there is no memory
-    on the CPU."""
-    try:
-        return torch.empty(shape, dtype=torch.float32, device=device)
-    except RuntimeError as error:
-        if device.type != "cpu":  # torch says which GPU, and how much memory it has left
-            raise
-        raise MemoryError(f"{name}: no memory for a tensor of shape {shape}: {error}") from None
 
 
 def _check_out(

@@ -134,10 +134,12 @@ class PackedWeight:
         input_shape: (N, IC, H, W) or (IC, H, W). stride, padding, dilation, groups: as in
         `packedconv.conv2d`. threads: torch.get_num_threads() where None. schedule: one to use
         instead of what `autotune` kept or the estimate prefers, such as a changed copy of another
-        plan's; `conv2d` goes on with its own.
+        plan's; `conv2d` goes on with its own. block_channels and strip are cut to what the layer
+        has; see the plan's `schedule`.
 
         The first call makes the plan, executes nothing, and keeps it with the weight, so that
-        later ones and `conv2d` find it: up to plan.MAX_PLANS plans, the last used ones.
+        later ones and `conv2d` find it: the last used ones, up to plan.MAX_PLANS plans in
+        plan.MAX_PLAN_BYTES of memory.
 
         Raises TypeError and ValueError as `conv2d` for the same faults, ValueError for a schedule
         that this layer or build does not have, MemoryError.
@@ -161,10 +163,12 @@ class PackedWeight:
 
         Arguments as in `plan`. Runs about `seconds`, in which large layers compare few schedules:
         give at least a hundred executions. Where no other schedule is clearly faster (3 %),
-        the one that the estimate prefers is kept. What is kept counts for this call on so many
+        the one that the estimate prefers is kept; where time did not suffice to compare any,
+        nothing is. What is kept counts for this call on so many
         threads and this instruction set; it is in `schedules`, and saved with the weight.
 
-        Returns the plan. Raises as `plan`, and ValueError for seconds that are not positive.
+        Returns the plan. Raises as `plan`, TypeError for seconds that are no number, ValueError
+        where they are not positive, MemoryError for an input or output without memory.
         An error or an interrupt leaves the weight as it was.
         """
         from packedconv import autotune, plan

@@ -1,6 +1,8 @@
 """CPU plans: a layer prepared for the CPU, made once per call's shape and kept with the weight."""
 
 import collections
+import functools
+import operator
 import threading
 import typing
 
@@ -18,7 +20,8 @@ MAX_PLAN_BYTES = 256 << 20
 class CpuPlan:
     """A layer prepared for the CPU: its schedule, what this means, and why it was chosen.
 
-    Made by `PackedWeight.plan` and by the first `conv2d` of a shape; immutable. `print` shows it.
+    Made by `PackedWeight.plan` and by the first `conv2d` of a shape; immutable. `print` shows it,
+    and `describe(peak_flops, bandwidth)` with the time that no kernel falls below.
     core: the compiled plan, which computes between addresses that it does not check.
     """
 
@@ -38,14 +41,26 @@ class CpuPlan:
 
     @property
     def schedule(self) -> Schedule:
-        """How the kernel goes through the layer: the fields of CpuSchedule in csrc/cpu/plan.h."""
+        """How the kernel goes through the layer.
+
+        path: "naive", "loose" or "aligned" (the naive one has no tiles). rows, vectors: output
+        pixels held in registers, rows x vectors x `facts["lanes"]`. block_channels: input
+        channels of a group summed at a time. strip: tiles that a thread computes one after the
+        other. prefetch: the input of the next strip is fetched meanwhile. stream: the output is
+        written past the caches.
+        """
         return dict(self._schedule)
 
     @property
     def facts(self) -> typing.Dict[str, typing.Any]:
-        """What follows from the schedule, and what the layer needs: `flop`, and `bytes` moved.
+        """What follows from the schedule, and what the layer needs.
 
-        Those are 2 per nonzero and output pixel, and input, weight and output once.
+        isa, lanes: instruction set, and pixels of a vector. pieces_per_tile: images or blocks of
+        rows side by side in a tile. lanes_used: computed pixels that are part of the output, 0 to
+        1. tile_bytes: input that a block of channels reads of a tile. items: pieces of work that
+        threads draw. slices: of the output channels of a group, among items. plan_bytes,
+        workspace_bytes: memory that the plan keeps, and that each thread has for all plans.
+        flop: 2 for each nonzero and output pixel. bytes: input, output and packed weight, once.
         """
         return dict(self._facts)
 
@@ -75,7 +90,15 @@ class CpuPlan:
         peak_flops: typing.Optional[float] = None,
         bandwidth: typing.Optional[float] = None,
     ) -> str:
-        """The plan in lines, with the bound where both ceilings are given (see `bound`)."""
+        """The plan in lines, with the bound where the ceilings are given (see `bound`).
+
+        Raises ValueError for one of the two alone.
+        """
+        if (peak_flops is None) != (bandwidth is None):
+            raise ValueError(
+                "peak_flops and bandwidth: expected both or neither, got "
+                f"{peak_flops!r} and {bandwidth!r}"
+            )
         key, schedule, facts = self._key, self._schedule, self._facts
         group_channels = key.input_shape[1] // key.groups
         needs = "{:.4g} GFLOP, {:.4g} MB".format(facts["flop"] / 1e9, facts["bytes"] / 1e6)
@@ -159,9 +182,12 @@ def find(
         return plan
 
 
-def keep(packed: PackedWeight, key: PlanKey, core: typing.Any) -> CpuPlan:
-    """Make a compiled plan the weight's own for its call, as autotune does in the end."""
-    plan = CpuPlan(key, core, _TUNED)
+def keep(packed: PackedWeight, key: PlanKey, core: typing.Any, note: str) -> CpuPlan:
+    """Make a compiled plan the weight's own for its call, as autotune does in the end.
+
+    note: why this one.
+    """
+    plan = CpuPlan(key, core, note)
     kept = packed.derived("cpu", _Plans)
     with kept.lock:
         # Whatever interrupts this leaves the weight as it was, or done.
@@ -171,15 +197,13 @@ def keep(packed: PackedWeight, key: PlanKey, core: typing.Any) -> CpuPlan:
     return plan
 
 
-_TUNED = "fastest of those that autotune timed; "
-
-
 def _make(packed: PackedWeight, key: PlanKey, schedule: typing.Optional[Schedule]) -> CpuPlan:
     tuned = packed.schedules.get(key) if schedule is None else None
     note = ""
     if tuned is not None:
         try:
-            return CpuPlan(key, compiled(packed, key, tuned), _TUNED)
+            core = compiled(packed, key, tuned)
+            return CpuPlan(key, core, "autotune chose it, perhaps on another processor; ")
         except ValueError as error:
             # It may come from a file, and from another build; its layer is computed all the same.
             note = f"not as autotune chose ({error}); "
@@ -187,8 +211,17 @@ def _make(packed: PackedWeight, key: PlanKey, schedule: typing.Optional[Schedule
 
 
 def compiled(packed: PackedWeight, key: PlanKey, schedule: typing.Optional[Schedule]) -> typing.Any:
-    """The compiled plan, new; with the schedule that is fastest by estimate where None is given."""
-    return _core.CpuPlan(schedule=schedule, **core_arguments(packed, key))
+    """The compiled plan, new; with the schedule that is fastest by estimate where None is given.
+
+    Raises ValueError for a schedule that the build or layer does not have.
+    """
+    core = _core.CpuPlan(schedule=schedule, **core_arguments(packed, key))
+    if core.facts["isa"] != key.isa:
+        raise ValueError(
+            f"PACKEDCONV_ISA: expected {key.isa} as when the plan was asked for, got "
+            f"{core.facts['isa']}; it changed while a plan was made: call again"
+        )
+    return core
 
 
 def core_arguments(packed: PackedWeight, key: PlanKey) -> typing.Dict[str, typing.Any]:
@@ -236,8 +269,14 @@ def plan_key(
     if not arguments.is_integer(threads):
         raise TypeError(f"threads: expected an int, got {threads!r}")
     if not 1 <= threads < 1 << 31:
-        raise ValueError(f"threads: expected at least 1, got {threads}")
+        raise ValueError(f"threads: expected 1 to 2^31 - 1, got {threads}")
     output_shape = (shape[0], packed.shape[0]) + size
+    for name, sizes in (("input_shape", shape), ("output", output_shape)):
+        # What the kernel counts, in bytes too, stays within 64 bits.
+        if functools.reduce(operator.mul, sizes) >= 1 << 61:
+            raise ValueError(
+                f"{name}: expected fewer than 2^61 elements, got {sizes}; use fewer images"
+            )
     return PlanKey(shape, output_shape, stride, before, dilation, groups, int(threads), _core.isa())
 
 
@@ -250,5 +289,16 @@ def _checked_input_shape(shape: object) -> Quad:
     if len(values) != 4:
         raise ValueError(f"input_shape: expected (N, IC, H, W) or (IC, H, W), got {tuple(shape)}")
     if not (min(values) >= 0 and max(values) < 1 << 63):
-        raise ValueError(f"input_shape: expected sizes of at least 0, got {tuple(shape)}")
+        raise ValueError(f"input_shape: expected sizes from 0 to 2^63 - 1, got {tuple(shape)}")
     return typing.cast(Quad, values)
+
+
+def empty(name: str, shape: typing.Tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """A tensor that holds anything. Raises MemoryError, which names it, where there is no memory
+    on the CPU."""
+    try:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+    except RuntimeError as error:
+        if device.type != "cpu":  # torch says which GPU, and how much memory it has left
+            raise
+        raise MemoryError(f"{name}: no memory for a tensor of shape {shape}: {error}") from None

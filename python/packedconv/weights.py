@@ -88,16 +88,58 @@ def make_weight(
     position, uniform on ± `weight_bound`. A value that FP16 would turn into zero is
     drawn again, so the packed weight has as many nonzeros as this one.
     """
-    bound = weight_bound(layer, spec)
     count = layer.weight_count
-    nonzeros = nonzero_count(count, sparsity)
     draw = random.Random(weight_seed(seed, layer, sparsity)).random
+    positions = _drawn(draw, count, nonzero_count(count, sparsity))
+    return _filled(layer, positions, draw, weight_bound(layer, spec))
+
+
+def make_skewed_weight(
+    layer: Layer,
+    sparsity: float,
+    seed: int,
+    spec: typing.Mapping[str, typing.Any] = UNIFORM_WEIGHTS,
+) -> np.ndarray:
+    """As `make_weight`, but an eighth of the output channels has ten times the nonzeros of the
+    others, as near as whole numbers come. Which ones, is drawn first.
+
+    Raises ValueError for fewer than 8 output channels, and where a channel has too few weights.
+    """
+    channels = layer.out_channels
+    size, nonzeros = layer.weight_count // channels, nonzero_count(layer.weight_count, sparsity)
+    draw = random.Random(weight_seed(seed, layer, sparsity)).random
+    heavy = set(_drawn(draw, channels, channels // 8))
+    shares = [10 if channel in heavy else 1 for channel in range(channels)]
+    positions, begin, done = [], 0, 0  # type: typing.List[int], int, int
+    for channel, share in enumerate(shares):
+        done += share
+        end = nonzeros * done // sum(shares)
+        if not heavy or end - begin > size:
+            raise ValueError(
+                f"layer {layer.name}: expected 8 output channels or more, and weights for ten "
+                f"times the nonzeros of others in one, got {channels} channels of {size} weights "
+                f"at sparsity {sparsity}; use a higher sparsity or a larger layer"
+            )
+        positions += [channel * size + place for place in _drawn(draw, size, end - begin)]
+        begin = end
+    return _filled(layer, positions, draw, weight_bound(layer, spec))
+
+
+def _drawn(draw: typing.Callable[[], float], count: int, wanted: int) -> typing.List[int]:
+    """So many of range(count), ascending."""
     order = list(range(count))
-    for index in range(nonzeros):
+    for index in range(wanted):
         other = index + int(draw() * (count - index))
         order[index], order[other] = order[other], order[index]
-    weight = np.zeros(count, dtype=np.float32)
-    for position in sorted(order[:nonzeros]):
+    return sorted(order[:wanted])
+
+
+def _filled(
+    layer: Layer, positions: typing.List[int], draw: typing.Callable[[], float], bound: float
+) -> np.ndarray:
+    """A weight with a value at each position, drawn in their order."""
+    weight = np.zeros(layer.weight_count, dtype=np.float32)
+    for position in positions:
         value = 0.0
         while abs(value) <= _SMALLEST:
             value = (2.0 * draw() - 1.0) * bound

@@ -195,10 +195,10 @@ SCHEDULE = {
 
 
 def experiment(listed: Layer, **changes: Any) -> dict[str, Any]:
-    """What is measured of a layer beside the paper's, as config.resolve_layer_tables gives it."""
+    """What is measured of a layer beside the paper's, as `bench.experiment` reads it."""
     return {
         "layer": listed._asdict(),
-        "title": "Part",
+        "skewed": False,
         "sparsities": [0.9, 0.98],
         "contenders": ["sparse", "dense", "sparse_one_thread"],
         "environment": {},
@@ -222,8 +222,8 @@ def write_experiments(
     """Write <folder>/<table>/<layer>.csv with facts, and the ceilings; returns the CSV files.
 
     folder: from `write_results`. seconds(layer, sparsity, contender, round) of the last attempt;
-    those before it are ten times as slow. contenders: those timed, by default the
-    experiment's. changes: further facts by layer; with `skipped` nothing was timed.
+    those before it are ten times as slow; None for what was not timed. contenders: those timed,
+    by default the experiment's. changes: further facts by layer; with `skipped` nothing was timed.
     """
     from packedconv.samples_file import (
         CEILING_COLUMNS,
@@ -235,7 +235,8 @@ def write_experiments(
     from packedconv.weights import sparsity_key
 
     settings = load_settings(str(folder / "settings.json"))
-    comparable = {"cpu": "Synthetic CPU", "isa": "x86_64_v4"}
+    variables = dict.fromkeys(("PACKEDCONV_ISA", "ONEDNN_MAX_CPU_ISA"))
+    comparable = {"cpu": "Synthetic CPU", "isa": "x86_64_v4", "environment": variables}
     identity = {"stamp": {"sha256": "0" * 64}, "comparable": comparable}
     ceilings = [
         {
@@ -249,7 +250,8 @@ def write_experiments(
         for quantity, value in (("peak_flops", 200e9), ("bandwidth", 50e9))
     ]
     write_csv(folder / "ceilings.csv", CEILING_COLUMNS, ceilings)
-    _write_json(folder / "ceilings.json", identity)
+    digest = text_sha256((folder / "ceilings.csv").read_text())
+    _write_json(folder / "ceilings.json", {**identity, "ceilings_sha256": digest})
     (folder / table).mkdir(exist_ok=True)
     paths = []
     for wanted in experiments:
@@ -264,6 +266,8 @@ def write_experiments(
             size = layer.kernel_size
             positions[key] = [[nonzeros // size**2] * size] * size
             for contender in contenders or wanted["contenders"]:
+                if seconds(layer.name, sparsity, contender, 0) is None:
+                    continue
                 for attempt in range(attempts):
                     slow = 10 if attempt < attempts - 1 else 1
                     rows += [

@@ -584,6 +584,15 @@ class TestBench:
         with pytest.raises(OSError, match="No space left on device"):
             bench(files)
 
+    @pytest.mark.parametrize(
+        "name", ["ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"]
+    )
+    def test_nothing_may_slow_down_the_dense_side(self, files, monkeypatch, name):
+        monkeypatch.setenv(name, "default")
+        monkeypatch.setattr(steps, "measure_layer", lambda *arguments: pytest.fail("measured"))
+        with pytest.raises(ValueError, match=f"environment: expected {name} unset, .*; unset it"):
+            bench(files)
+
     def test_the_lock_is_held_while_measuring(self, files, monkeypatch):
         held = []
         real = steps.measurement_lock
@@ -609,9 +618,9 @@ class TestBench:
         assert (files / "oc8.csv").exists()
 
     def test_page_faults_are_warned_of(self, capsys):
-        steps._warn_of_faults(LAYER, {"dense": {"s90": 3.0}, "sparse": {"s90": 0.0}})
+        steps.warn_of_faults(LAYER, {"dense": {"s90": 3.0}, "sparse": {"s90": 0.0}})
         assert capsys.readouterr().err == ""
-        steps._warn_of_faults(LAYER, {"dense": {"s90": 8193.0}})
+        steps.warn_of_faults(LAYER, {"dense": {"s90": 8193.0}})
         assert "8193 page faults per dense execution" in capsys.readouterr().err
 
 

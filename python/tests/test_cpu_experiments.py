@@ -17,8 +17,17 @@ from synthetic import SCHEDULE, experiment, read_csv, write_experiments, write_r
 import packedconv
 from packedconv import _core, roofline
 from packedconv import config as configuration
-from packedconv.bench import cpu_experiments, lock, protocol, rotation, rungs, steps
-from packedconv.bench.experiment import load_experiment, require_environment
+from packedconv.bench import (
+    cpu_experiments,
+    cpu_steps,
+    lock,
+    machine,
+    protocol,
+    rotation,
+    rungs,
+)
+from packedconv.bench import spread as spreading
+from packedconv.bench.experiment import load_experiment
 from packedconv.bench.spread import spread
 from packedconv.device import DeviceError
 from packedconv.evidence import layer_table
@@ -28,14 +37,16 @@ from packedconv.evidence.samples import Results
 from packedconv.evidence.statistics import bound_fractions
 from packedconv.layer import Layer
 from packedconv.plots.ladder import ladder_figure
-from packedconv.samples_file import EXPERIMENT_COLUMNS, read_rows
+from packedconv.samples_file import EXPERIMENT_COLUMNS, read_rows, text_sha256
+from packedconv.schedule import FIELDS
 from packedconv.script import CheckError
 from packedconv.settings import load_settings, settings_hash
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYER = Layer("t_oc8_n1", 1, 8, 8, 12, 20)
 OTHER = Layer("g_oc8_n2", 2, 8, 8, 13, 9, 3, 2, 2, dilation=2, groups=4)
-EVERYTHING = ["sparse", "dense", "sparse_one_thread", "sparse_bias_relu"]
+EVERYTHING = ["sparse", "dense", "sparse_one_thread", "sparse_bias_relu", "sparse_subnormal"]
+TITLES_OF_PARTS = {"t_oc8_n1": "Part", "g_oc8_n2": "Others", "v9_oc8_n1": "Others"}
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +87,13 @@ def tables(tmp_path):
 
 def test_the_listed_layers(tables):
     found = tables()
-    assert set(found) == {"layers", "layers_cold", "ladder"}
+    assert set(found) == {"layers", "layers_cold", "ladder", "peers"}
+    titles = {name: one["title"] for name, one in found["layers"].items()}
+    assert titles["a_oc48_n1"] == "A: the paper's A100 workload"
+    found = {
+        table: {name: one["experiment"] for name, one in listed.items()}
+        for table, listed in found.items()
+    }
     warm = found["layers"]
     for text in [json.dumps(one) for table in found.values() for one in table.values()]:
         assert load_experiment(text).record() == json.loads(text)
@@ -95,6 +112,10 @@ def test_the_listed_layers(tables):
     assert all(one["contenders"] == ["sparse", "dense"] for one in found["layers_cold"].values())
     assert not any(one["environment"] for one in found["layers_cold"].values())
     assert list(found["ladder"]) == ["a_oc64_n1", "r14_oc256_n32"]
+    assert list(found["peers"]) == ["a_oc64_n1", "b_oc48_n8", "r56_oc64_n1", "r14_oc256_n1"]
+    assert [name for name, one in warm.items() if one["skewed"]] == [
+        *("skewed_a_oc64_n1", "skewed_r14_oc256_n1")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +131,9 @@ def test_the_listed_layers(tables):
         (lambda t: t["parts"].append(t["parts"][0]), "expected each layer once, got a_oc48_n1"),
         (lambda t: t["cold"].pop("set_bytes"), "cold: 'set_bytes' is a required property"),
         (lambda t: t.update(widest_spread=0), "widest_spread"),
+        (lambda t: t["parts"][0].update(environment={"A B": "1"}), "parts.0.environment"),
+        (lambda t: t["parts"][0].update(environment={"x;y": "1"}), "parts.0.environment"),
+        (lambda t: t["peers"].pop("parts"), "'parts' is a required property"),
     ],
 )
 def test_wrong_lists_are_refused(tables, change, message):
@@ -126,6 +150,7 @@ def test_a_list_that_is_not_there(tmp_path):
     ("change", "message"),
     [
         ({"colour": 1}, "expected the keys"),
+        ({"skewed": 1}, "skewed: expected true or false, got 1"),
         ({"contenders": ["dense"]}, "contenders: expected sparse and others"),
         ({"contenders": ["sparse", "fast"]}, "contenders: expected sparse and others"),
         ({"sparsities": [1.0]}, "sparsity: expected"),
@@ -141,12 +166,26 @@ def test_wrong_experiments_are_refused(change, message):
 
 
 def test_the_environment_must_be_there_from_the_start(monkeypatch):
-    asked = load_experiment(json.dumps(experiment(LAYER, environment={"ONEDNN_MAX_CPU_ISA": "A"})))
+    asked = {"ONEDNN_MAX_CPU_ISA": "A"}
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "B")
     with pytest.raises(ValueError, match="expected ONEDNN_MAX_CPU_ISA=A, got 'B'"):
-        require_environment(asked)
+        machine.require_environment(asked)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "A")
-    require_environment(asked)
+    machine.require_environment(asked)
+
+
+@pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"])
+def test_nothing_may_slow_down_the_dense_side_unasked(settings, stamp, tmp_path, monkeypatch, name):
+    before = machine.comparable_facts()
+    monkeypatch.setenv(name, "SSE41")
+    assert machine.comparable_facts() != before
+    assert machine.comparable_facts()["environment"][name] == "SSE41"
+    message = f"environment: expected {name} unset, which this layer does not ask for, got 'SSE41'"
+    paths = str(tmp_path / "t.csv"), str(tmp_path / "t.json")
+    for step in (cpu_steps.layers, cpu_steps.ladder):
+        with pytest.raises(ValueError, match=message):
+            step(settings, json.dumps(experiment(LAYER)), stamp, *paths)
+    assert not os.path.exists(paths[0])
 
 
 # Layers with dilation and groups
@@ -200,7 +239,12 @@ def test_bound_fractions_of_a_run(results):
 
 def test_every_rung_changes_one_thing():
     asked = []
-    found, left_out = rungs.climb(SCHEDULE, asked.append, 32)
+
+    def executed(schedule):
+        asked.append(schedule)
+        return schedule
+
+    found, left_out = rungs.climb(SCHEDULE, executed, 32)
     assert [rung.name for rung in found] == list(rungs.NAMES)
     assert left_out == {}
     assert asked == [rung.schedule for rung in found]
@@ -217,18 +261,37 @@ def test_every_rung_changes_one_thing():
 
 def test_rungs_that_change_nothing_are_left_out():
     plan = {**SCHEDULE, "path": "loose", "strip": 1, "prefetch": False, "block_channels": 32}
-    found, left_out = rungs.climb(plan, lambda schedule: None, 32)
+    found, left_out = rungs.climb(plan, lambda schedule: schedule, 32)
     assert [rung.name for rung in found] == ["naive", "register", "tile", "stream"]
     assert left_out == dict.fromkeys(("strip", "prefetch", "aligned", "blocks"), rungs.SAME)
 
 
+def test_rungs_are_what_is_executed():
+    """A plan that cuts its strip to two tiles, whatever it is asked for."""
+    found, left_out = rungs.climb(
+        {**SCHEDULE, "strip": 2},
+        lambda schedule: {**schedule, "strip": 2, "block_channels": 8},
+        32,
+    )
+    assert left_out == dict.fromkeys(("strip", "blocks"), rungs.SAME)
+    assert all(rung.schedule["strip"] == 2 for rung in found)
+
+
+def test_the_ladder_of_a_naive_plan_has_one_rung():
+    plan = {**SCHEDULE, "path": "naive"}
+    found, left_out = rungs.climb(plan, lambda schedule: schedule, 32)
+    assert found == [rungs.Rung("naive", plan)]
+    assert left_out == dict.fromkeys(rungs.NAMES[1:], rungs.SAME)
+
+
 def test_a_rung_that_cannot_run_by_itself_comes_with_the_next():
-    def require(schedule):
+    def executed(schedule):
         if schedule["prefetch"] and not schedule["stream"]:
             raise ValueError("none")
+        return schedule
 
-    found, left_out = rungs.climb(SCHEDULE, require, 32)
-    assert left_out == {"prefetch": "not by itself: none"}
+    found, left_out = rungs.climb(SCHEDULE, executed, 32)
+    assert left_out == {"prefetch": "comes with the next: none"}
     stream = next(rung for rung in found if rung.name == "stream")
     assert stream.schedule["prefetch"]
     assert found[-1].schedule == SCHEDULE
@@ -259,8 +322,8 @@ def test_wide_points_are_those_of_any_contender():
     jumpy = [sample("s98", "dense", number, 1.0 + number) for number in range(4)]
     # One slow execution of a round leaves its median.
     outlier = sample("s90", "sparse", 0, 9.0)
-    assert cpu_experiments.wide_points([*steady, *jumpy, outlier], 0.15) == {"s98"}
-    assert cpu_experiments.wide_points(jumpy, 2.0) == set()
+    assert spreading.wide_points([*steady, *jumpy, outlier], 0.15) == {"s98"}
+    assert spreading.wide_points(jumpy, 2.0) == set()
 
 
 def asked(layer=LAYER, **changes):
@@ -283,7 +346,7 @@ def test_a_layer_is_measured(settings, layer, set_bytes):
     assert set(frame["groups"]) == {layer.groups}
     assert set(frame["dilation"]) == {layer.dilation}
     plan = facts["plans"]["s90"]
-    assert set(plan["schedule"]) == set(layer_table.SCHEDULE)
+    assert set(plan["schedule"]) == set(FIELDS)
     assert plan["why"]
     # The plan and the model count alike.
     nonzeros = int(frame.loc[frame["sparsity"] == 0.9, "nonzeros"].iloc[0])
@@ -304,12 +367,81 @@ def test_a_layer_is_measured(settings, layer, set_bytes):
 
 def test_wide_points_are_repeated_and_all_samples_kept(settings, monkeypatch):
     attempts = iter([{"s90", "s98"}, {"s98"}, {"s98"}, set()])
-    monkeypatch.setattr(cpu_experiments, "wide_points", lambda *arguments: next(attempts))
-    wanted = asked(contenders=["sparse"], repeats=2)
-    rows, facts = cpu_experiments.measure_layer(settings, wanted, 1)
-    counts = pd.DataFrame(rows).groupby(["sparsity", "attempt"]).size().to_dict()
-    assert counts == {(0.9, 0): 10, (0.98, 0): 10, (0.9, 1): 10, (0.98, 1): 10, (0.98, 2): 10}
+    monkeypatch.setattr(spreading, "wide_points", lambda *arguments: next(attempts))
+    wanted = asked(repeats=2)
+    rows, facts = cpu_experiments.measure_layer(settings, wanted, 2)
+    frame = pd.DataFrame(rows)
+    # A point is measured again with all its contenders, in the same rounds.
+    counts = frame.groupby(["sparsity", "attempt", "implementation"]).size().to_dict()
+    assert counts == {
+        (sparsity, attempt, name): 10
+        for sparsity, attempt in ((0.9, 0), (0.98, 0), (0.9, 1), (0.98, 1), (0.98, 2))
+        for name in wanted.contenders
+    }
     assert len(facts["peak_bursts"]) == 3 * 5
+    # Of every point, whichever attempt was its last.
+    faults = facts["page_faults_per_execution"]
+    assert {name: set(found) for name, found in faults.items()} == {
+        name: {"s90", "s98"} for name in wanted.contenders
+    }
+
+
+def test_the_last_attempt_counts():
+    def time_rounds(groups, attempt):
+        found = [
+            sample(key, "sparse", number, 1.0 + number * (key == "s90"))
+            for key in groups
+            for number in range(3)
+        ]
+        faults = {(key, "sparse"): float(attempt) for key in groups}
+        return protocol.Measurement(found, [float(attempt)], faults)
+
+    attempts, measured = spreading.repeated({"s90": [], "s98": []}, time_rounds, 0.15, 2)
+    assert [{one.key for one in samples} for samples in attempts] == [
+        *({"s90", "s98"}, {"s90"}, {"s90"})
+    ]
+    assert measured.samples == attempts[-1]
+    assert measured.peak_bursts == [0.0, 1.0, 2.0]
+    assert measured.page_faults == {("s90", "sparse"): 2.0, ("s98", "sparse"): 0.0}
+
+
+def test_page_faults_are_those_of_what_ran():
+    """A slow contender that runs once a round."""
+
+    def time_block(contender, executions, warmup_executions):
+        count = 1 if contender.implementation == "slow" else executions
+        return [1.0] * count, 6 * count
+
+    found = protocol.run_rounds(
+        {"s90": [cpu_experiments.Contender(name, "packed", None) for name in ("slow", "fast")]},
+        *(3, 4, 0, 1, lambda: 1e9, "t", time_block),
+    )
+    assert found.page_faults == {("s90", "slow"): 6.0, ("s90", "fast"): 6.0}
+
+
+def test_a_skewed_layer_is_measured(settings):
+    wanted = asked(Layer("k_oc16_n1", 1, 8, 16, 12, 20), skewed=True, repeats=0, sparsities=[0.9])
+    packed = cpu_experiments.Prepared(settings, wanted, 1).packed["s90"]
+    counts = np.sort((packed.unpack() != 0).flatten(1).sum(1).numpy())
+    assert counts[-2:].min() > 8 * counts[:-2].max() > 0
+    rows, _ = cpu_experiments.measure_layer(settings, wanted, 2)
+    assert {row["nonzeros"] for row in rows} == {packed.nnz} == {115}
+
+
+def test_subnormal_input_must_count(settings, monkeypatch):
+    """A kernel that takes subnormal inputs for zero is not timed."""
+    right = packedconv.conv2d
+
+    def flushing(input, packed, out, **arguments):
+        kept = torch.where(input.abs() < 2.0**-126, torch.zeros_like(input), input)
+        right(kept, packed, out=out, **arguments)
+
+    wanted = asked(contenders=["sparse", "sparse_subnormal"], repeats=0)
+    rows, _ = cpu_experiments.measure_layer(settings, wanted, 2)
+    assert {row["implementation"] for row in rows} == set(wanted.contenders)
+    monkeypatch.setattr(packedconv, "conv2d", flushing)
+    with pytest.raises(CheckError, match="sparse_subnormal differs"):
+        cpu_experiments.measure_layer(settings, wanted, 2)
 
 
 @pytest.mark.parametrize("name", ["sparse", "sparse_bias_relu", "sparse_one_thread"])
@@ -335,18 +467,20 @@ def test_the_ladder_is_measured(settings):
         assert set(names) | set(facts["left_out"][key]) == set(rungs.NAMES)
         timed = {row["implementation"] for row in rows if row["sparsity"] == sparsity}
         assert timed == {*names, "dense"}
-        plan = facts["rungs"][key][-1]["schedule"]
-        packed = packedconv.pack(torch.ones(LAYER.weight_shape))
-        assert set(plan) == set(packed.plan(LAYER.input_shape, padding=1).schedule)
+        prepared = cpu_experiments.Prepared(settings, asked(), 2)
+        assert facts["rungs"][key][-1]["schedule"] == prepared.plan(key).schedule
 
 
 def test_a_slow_rung_is_executed_once(monkeypatch):
     monkeypatch.setattr(cpu_experiments, "SLOW_SECONDS", 0.0)
     calls = []
     contender = cpu_experiments.Contender("naive", "packed", lambda: calls.append(1))
+    prepared = []
+    contender = contender._replace(prepare=lambda: prepared.append(len(calls)))
     seconds, _ = cpu_experiments._time_rung(contender, 7, 3)
     assert len(seconds) == 1
     assert len(calls) == 2
+    assert prepared == [0]
     monkeypatch.setattr(cpu_experiments, "SLOW_SECONDS", 60.0)
     assert len(cpu_experiments._time_rung(contender, 7, 3)[0]) == 7
 
@@ -402,22 +536,33 @@ def stamp(tmp_path):
 def test_the_step_writes_samples_and_facts(settings, stamp, tmp_path):
     out, facts_path = tmp_path / "layers" / "t.csv", tmp_path / "layers" / "t.json"
     text = json.dumps(experiment(LAYER, contenders=["sparse"], sparsities=[0.999]))
-    steps.layers(settings, text, stamp, str(out), str(facts_path))
+    cpu_steps.layers(settings, text, stamp, str(out), str(facts_path))
     rows = read_rows(str(out), EXPERIMENT_COLUMNS)
     assert {row["sparsity"] for row in rows} == {"0.999"}
     facts = json.loads(facts_path.read_text())
     assert facts["experiment"] == json.loads(text)
     assert facts["settings_hash"] == settings_hash(settings)
     assert len(list((tmp_path / "layers" / "archive").iterdir())) == 2
-    steps.ladder(settings, json.dumps(experiment(LAYER)), stamp, str(out), str(facts_path))
+    cpu_steps.ladder(settings, json.dumps(experiment(LAYER)), stamp, str(out), str(facts_path))
     assert {"naive", "dense"} <= {row["implementation"] for row in read_csv(out)}
+
+
+def test_a_full_disk_is_noticed_before_measuring(settings, stamp, tmp_path, monkeypatch):
+    """The rows are those of the layer and its repeats, not of the paper's run."""
+    paths = str(tmp_path / "t.csv"), str(tmp_path / "t.json")
+    text = json.dumps(experiment(LAYER, repeats=3))
+    counts = []
+    monkeypatch.setattr(cpu_steps, "require_space", lambda path, rows: counts.append(rows))
+    cpu_steps.layers(settings, text, stamp, *paths)
+    written = len(read_rows(paths[0], EXPERIMENT_COLUMNS))
+    assert written <= counts[0] == 12 * 2 * (1 + 3) * 5 * 2
 
 
 def test_an_instruction_set_that_is_not_there_is_no_failure(settings, stamp, tmp_path, monkeypatch):
     monkeypatch.setenv("PACKEDCONV_ISA", "x86_64_v9")
     text = json.dumps(experiment(LAYER, environment={"PACKEDCONV_ISA": "x86_64_v9"}))
     out, facts_path = tmp_path / "t.csv", tmp_path / "t.json"
-    steps.layers(settings, text, stamp, str(out), str(facts_path))
+    cpu_steps.layers(settings, text, stamp, str(out), str(facts_path))
     assert read_csv(out) == []
     skipped = json.loads(facts_path.read_text())["skipped"]
     assert skipped == f"this processor has {', '.join(_core.isas())}, not x86_64_v9"
@@ -427,7 +572,7 @@ def test_a_gpu_has_no_such_experiment(settings, stamp):
     gpu = copy.deepcopy(settings)
     gpu["device"]["kind"] = "cuda"
     with pytest.raises(DeviceError, match="device: expected a CPU"):
-        steps.layers(gpu, json.dumps(experiment(LAYER)), stamp, "t.csv", "t.json")
+        cpu_steps.layers(gpu, json.dumps(experiment(LAYER)), stamp, "t.csv", "t.json")
 
 
 # Tables
@@ -442,6 +587,7 @@ def made_up(name, sparsity, contender, number):
         "sparse": sparse,
         "sparse_one_thread": 1.6 * sparse,
         "sparse_bias_relu": 1.01 * sparse,
+        "sparse_subnormal": 1.5 * sparse,
     }[contender]
     return seconds * (1 + 0.01 * number)
 
@@ -451,8 +597,8 @@ def tabled(results):
     """Two layers, one of them without dense and one attempt more, and one left out."""
     wanted = [
         experiment(LAYER),
-        experiment(OTHER, title="Others", contenders=["sparse", "sparse_bias_relu"]),
-        experiment(Layer("v9_oc8_n1", 1, 8, 8, 12, 20), title="Others"),
+        experiment(OTHER, contenders=["sparse", "sparse_bias_relu"]),
+        experiment(Layer("v9_oc8_n1", 1, 8, 8, 12, 20)),
     ]
     changes = {"v9_oc8_n1": {"skipped": "this processor has not x86_64_v9"}}
     paths = write_experiments(results, "layers", wanted, made_up, attempts=2, changes=changes)
@@ -460,7 +606,7 @@ def tabled(results):
 
 
 def test_the_table(tabled):
-    table = layer_table.layer_table(tabled)
+    table = layer_table.layer_table(tabled, TITLES_OF_PARTS)
     assert list(table.columns) == layer_table.COLUMNS
     assert list(table["layer"]) == [*[LAYER.name] * 2, *[OTHER.name] * 2, "v9_oc8_n1"]
     first = table.iloc[0]
@@ -490,7 +636,7 @@ def test_the_table(tabled):
 
 
 def test_what_a_reader_sees(tabled):
-    table = layer_table.layer_table(tabled)
+    table = layer_table.layer_table(tabled, TITLES_OF_PARTS)
     part, others = layer_table.shown(table)
     assert part.title == "Part"
     row = part.frame.iloc[0]
@@ -501,11 +647,40 @@ def test_what_a_reader_sees(tabled):
     assert others.intro == "Not measured: this processor has not x86_64_v9."
     assert list(others.frame["Bias+ReLU"]) == ["1.010 [1.010, 1.010]"] * 2
     assert others.frame.iloc[0]["Layer"].endswith("K 3, stride 2, dilation 2, groups 4")
-    assert {"Speedup", "Dense (ms)", "All/one"}.isdisjoint(others.frame)
+    assert {"Speedup", "Dense (ms)", "All/one", "Subnormal"}.isdisjoint(others.frame)
     found = "\n".join(layer_table.findings(table))
     assert "Part, S 0.9: least speedup 4.00 (t_oc8_n1)" in found
     assert "longest time on all threads, in times on one: 0.625" in found
     assert "in times without: 1.010 [1.010, 1.010] (g_oc8_n2, S 0.9)" in found
+
+
+@pytest.mark.parametrize(
+    ("padding", "dilation", "ending"), [(1, 1, "K 3"), (2, 2, "dilation 2"), (0, 1, ", padding 0")]
+)
+def test_unusual_padding_is_shown(padding, dilation, ending):
+    row = LAYER._replace(padding=padding, dilation=dilation)
+    assert layer_table.layer_text(row).endswith(ending)
+
+
+def test_subnormal_input_in_the_table(results):
+    wanted = [experiment(LAYER, contenders=["sparse", "sparse_subnormal"])]
+    paths = write_experiments(results, "layers", wanted, made_up)
+    table = layer_table.layer_table(load_experiments(results, paths), TITLES_OF_PARTS)
+    np.testing.assert_allclose(table["subnormal_ratio"], 1.5)
+    (part,) = layer_table.shown(table)
+    assert list(part.frame["Subnormal"]) == ["1.50 [1.50, 1.50]"] * 2
+    found = "\n".join(layer_table.findings(table))
+    assert "longest time of subnormal input, in times of the usual one: 1.500" in found
+
+
+def test_dense_layouts_that_were_not_timed_are_named(results):
+    wanted = [experiment(LAYER), experiment(OTHER)]
+    skipped = {"prepacked_nchw": "this PyTorch has no oneDNN"}
+    dense = {"dense": {"layout": "nchw", "skipped": skipped}}
+    changes = {layer.name: dense for layer in (LAYER, OTHER)}
+    paths = write_experiments(results, "layers", wanted, made_up, changes=changes)
+    text = "dense layout prepacked_nchw was not timed for 2 layers: this PyTorch has no oneDNN"
+    assert text in layer_table.notes(load_experiments(results, paths))
 
 
 def test_wide_and_busy_points_are_marked(results):
@@ -514,13 +689,19 @@ def test_wide_and_busy_points_are_marked(results):
 
     changes = {LAYER.name: {"peak_bursts": [100e9, 200e9, 100e9]}}
     paths = write_experiments(results, "layers", [experiment(LAYER)], jumpy, changes=changes)
-    table = layer_table.layer_table(load_experiments(results, paths))
+    table = layer_table.layer_table(load_experiments(results, paths), TITLES_OF_PARTS)
     assert list(table["wide"]) == [False, True]
     assert list(table["busy"]) == [True, True]
     shown = layer_table.shown(table)[0].frame
     assert shown["Spread"].iloc[0] == "0%†"
     assert shown["Spread"].iloc[1].endswith("%*†")
-    assert "1 of 2 points are still too wide (*)" in layer_table.findings(table)
+    found = layer_table.findings(table)
+    assert "1 of 2 points are still too wide (*)" in found
+    assert "2 of 2 points were timed while the machine was busy (†)" in found
+    text = "\n".join(found)
+    assert "(t_oc8_n1†), least fraction of the bound" in text
+    assert "S 0.98: least speedup 3.00 (t_oc8_n1*†), least fraction" in text
+    assert "in times on one: 1.000 [1.000, 1.000] (t_oc8_n1†, S 0.9)" in text
 
 
 @pytest.mark.parametrize(("slip", "text"), [(1.0, "falls"), (3.0, "does not always fall")])
@@ -531,7 +712,7 @@ def test_whether_time_falls_with_sparsity(results, slip, text):
     sparsities = [0.5, 0.997, 0.999]
     wanted = [experiment(LAYER, sparsities=sparsities, contenders=["sparse"])]
     paths = write_experiments(results, "layers", wanted, falling)
-    table = layer_table.layer_table(load_experiments(results, paths))
+    table = layer_table.layer_table(load_experiments(results, paths), TITLES_OF_PARTS)
     assert f"t_oc8_n1: its time {text} from S 0.5 to 0.999" in layer_table.findings(table)
 
 
@@ -568,6 +749,21 @@ def test_the_preamble_says_what_may_not_be_cold(results, cache_bytes, ending):
     assert ending in layer_table.preamble(load_experiments(results, paths))
 
 
+def change_experiment(path, **changes):
+    change_facts(path, experiment={**experiment(OTHER), **changes})
+
+
+def change_samples(path, old, new):
+    text = path.read_text().replace(old, new)
+    path.write_text(text)
+    change_facts(path, samples_sha256=text_sha256(text))
+
+
+def change_ceilings(path):
+    ceilings = path.parents[1] / "ceilings.csv"
+    ceilings.write_text(ceilings.read_text().replace("200000000000.0", "400000000000.0"))
+
+
 def change_facts(path, **changes):
     facts = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps({**facts, **changes}))
@@ -587,6 +783,23 @@ def change_facts(path, **changes):
             ValueError,
             "g_oc8_n2: comparable: expected",
         ),
+        (change_ceilings, ValueError, "expected the ceilings that .*ceilings.json belongs to"),
+        (lambda path: change_experiment(path, repeats=7), ValueError, "g_oc8_n2: repeats: expec"),
+        (lambda path: change_experiment(path, set_bytes=7), ValueError, "g_oc8_n2: set_bytes"),
+        (lambda path: change_experiment(path, widest_spread=1), ValueError, "widest_spread"),
+        (
+            lambda path: change_experiment(path, protocol={"rounds": 3}),
+            ValueError,
+            "protocol: expected .* as layer t_oc8_n1 has, got .*measure the older",
+        ),
+        (lambda path: change_samples(path, ",paper,", ",mine,"), ValueError, "run: expected"),
+        (lambda path: change_samples(path, "cpu,", "gpu,"), ValueError, "device: expected"),
+        (lambda path: change_samples(path, "g_oc8_n2", "other"), ValueError, "layer: expected"),
+        (
+            lambda path: change_experiment(path, layer=LAYER._asdict()),
+            ValueError,
+            "layer: expected g_oc8_n2 as the file's name, got t_oc8_n1",
+        ),
     ],
 )
 def test_what_does_not_belong_together_is_refused(results, damage, error, message):
@@ -601,11 +814,17 @@ def test_what_does_not_belong_together_is_refused(results, damage, error, messag
 def test_another_instruction_set_is_right_where_it_was_asked_for(results):
     environment = {"PACKEDCONV_ISA": "x86_64_v3"}
     wanted = [experiment(LAYER), experiment(OTHER, environment=environment)]
-    comparable = {"cpu": "Synthetic CPU", "isa": "x86_64_v3"}
+    variables = {"PACKEDCONV_ISA": "x86_64_v3", "ONEDNN_MAX_CPU_ISA": None}
+    comparable = {"cpu": "Synthetic CPU", "isa": "x86_64_v3", "environment": variables}
     changes = {OTHER.name: {"comparable": comparable}}
     paths = write_experiments(results, "layers", wanted, made_up, changes=changes)
-    table = layer_table.layer_table(load_experiments(results, paths))
+    table = layer_table.layer_table(load_experiments(results, paths), TITLES_OF_PARTS)
     assert list(table["isa"]) == ["x86_64_v4", "x86_64_v4", "x86_64_v3", "x86_64_v3"]
+    # What it did not ask for must be as everywhere.
+    variables["ONEDNN_MAX_CPU_ISA"] = "SSE41"
+    change_facts(paths[1], comparable=comparable)
+    with pytest.raises(ValueError, match="g_oc8_n2: comparable: expected"):
+        load_experiments(results, paths)
 
 
 def test_faster_than_the_peak_is_refused(results):
@@ -630,6 +849,7 @@ def test_the_table_script(results, tmp_path, monkeypatch):
     paths = write_experiments(results, "layers", [experiment(LAYER)], made_up)
     out = tmp_path / "layers.csv"
     arguments = ("--table", "layers", "--results", results, "--samples", *paths, "--out", out)
+    arguments += ("--titles", json.dumps(TITLES_OF_PARTS))
     run_script("table_layers", *arguments, monkeypatch=monkeypatch)
     assert [row["layer"] for row in read_csv(out)] == [LAYER.name] * 2
     text = (tmp_path / "layers.md").read_text()
@@ -644,18 +864,22 @@ def test_the_table_script(results, tmp_path, monkeypatch):
 @pytest.fixture
 def climbed(results):
     left_out = {"strip": rungs.SAME}
+    skipped = {"prepacked_nchw": "this PyTorch has no oneDNN"}
     names = [name for name in rungs.NAMES if name not in left_out]
 
     def seconds(name, sparsity, contender, number):
         if contender == "dense":
             return 8e-3
-        return (2.0 ** -names.index(contender)) * 0.1 * (1 - sparsity) * (1 + 0.01 * number)
+        wide = number if (sparsity, contender) == (0.98, "tile") else 0.01 * number
+        return (2.0 ** -names.index(contender)) * 0.1 * (1 - sparsity) * (1 + wide)
 
     schedules = [{"name": name, "schedule": {**SCHEDULE, "rows": 1}} for name in names]
     changes = {
         LAYER.name: {
             "rungs": {"s90": schedules, "s98": schedules},
             "left_out": {"s90": left_out, "s98": left_out},
+            "dense": {"layout": "channels_last", "skipped": skipped},
+            "peak_bursts": [200e9, 100e9, 100e9],
         }
     }
     paths = write_experiments(
@@ -681,6 +905,13 @@ def test_the_ladder_has_every_rung(climbed):
     np.testing.assert_allclose(timed["speedup"], 8e-3 / timed["seconds"])
     assert set(table.loc[table["seconds"].isna(), "left_out"]) == {rungs.SAME}
     assert set(TITLES) == set(rungs.NAMES)
+    assert timed.groupby("sparsity")["wide"].unique().map(list).to_dict() == {
+        0.9: [False],
+        0.98: [True],
+    }
+    assert timed["busy"].all()
+    assert set(timed["attempts"]) == {1}
+    assert table.loc[table["seconds"].isna(), ["spread", "attempts"]].isna().all(axis=None)
 
 
 def test_the_ladder_draws_its_table(climbed):
@@ -706,6 +937,10 @@ def test_the_ladder_draws_its_table(climbed):
     assert "Left out of t_oc8_n1, S 0.9: input copied in strips (the plan does without)" in caption
     assert "Plan of t_oc8_n1, S 0.98: aligned 1×2, block 8" in caption
     assert "5 rounds of 2 executions" in caption
+    assert "What takes more than 50 ms is executed once a round" in caption
+    assert "too far apart after the repeats: t_oc8_n1, S 0.98 (67%, measured 1 time)." in caption
+    assert "Timed while the machine was busy: t_oc8_n1, S 0.9; t_oc8_n1, S 0.98." in caption
+    assert "Dense layout prepacked_nchw was not timed for 1 layer: this PyTorch has no" in caption
 
 
 def test_the_figure_script(climbed, results, tmp_path, monkeypatch):

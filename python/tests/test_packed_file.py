@@ -316,6 +316,22 @@ def test_crafted_schedule_is_read(path):
     assert loaded == load_bytes(crafted(), path)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"padding": [1, 2], "output_shape": [1, 2, 7, 9]},
+        # padding="same": one more behind the image where the kernel is even.
+        {"padding": [0, 1], "output_shape": [1, 2, 6, 7]},
+        {"stride": [2, 3], "output_shape": [1, 2, 3, 2]},
+        # The stride of one output is not kept.
+        {"output_shape": [1, 2, 1, 1]},
+    ],
+)
+def test_sizes_that_a_convolution_has(changes, path):
+    loaded = load_bytes(crafted(version=2, section=section(**changes)), path)
+    assert list(loaded.schedules.values()) == [SCHEDULE]
+
+
 def test_round_trip_of_schedules(path):
     packed = scheduled()
     packed.save(path)
@@ -383,8 +399,8 @@ def test_absurd_sizes_of_schedules_allocate_nothing(size, path):
         (section().replace(b",", b", ", 1), r"schedules: expected sorted entries"),
         (b"[" + section()[1:-1] + b"," + section()[1:-1] + b"]", r"expected .* each once"),
         (section(threads=2).replace(b'"threads":2', b'"threads":02'), r"schedules: expected JSON"),
-        (section(threads=2.0), r"schedules: expected threads of at least 1, got 2.0"),
-        (section(threads=0), r"schedules: expected threads of at least 1, got 0"),
+        (section(threads=2.0), r"schedules: expected threads of at least 1 and .*, got 2.0"),
+        (section(threads=0), r"schedules: expected threads of at least 1 and .*, got 0"),
         (section(threads=True), r"schedules: expected threads"),
         (section(threads=2**63), r"schedules: expected threads"),
         (section(threads="2"), r"schedules: expected threads"),
@@ -394,17 +410,23 @@ def test_absurd_sizes_of_schedules_allocate_nothing(size, path):
         (section(isa="x86 64"), r"schedules: expected isa"),
         (section(isa="x\u00e9"), r"schedules: expected isa"),
         (section(groups=3), r"schedules: expected an input of 6 channels and groups that divide 2"),
-        (section(groups=0), r"schedules: expected groups of at least 1, got 0"),
+        (section(groups=0), r"schedules: expected groups of at least 1 and .*, got 0"),
         (section(stride=1), r"schedules: expected stride of 2 integers, got 1"),
-        (section(stride=[1, 0]), r"schedules: expected stride of at least 1, got 0"),
-        (section(padding=[0, -1]), r"schedules: expected padding of at least 0, got -1"),
+        (section(stride=[1, 0]), r"schedules: expected stride of at least 1 and .*, got 0"),
+        (section(padding=[0, -1]), r"schedules: expected padding of at least 0 and .*, got -1"),
         (section(dilation=[1, 1, 1]), r"schedules: expected dilation of 2 integers"),
         (section(input_shape=[1, 3, 6, 7]), r"schedules: expected an input of 2 channels"),
         (section(input_shape=[1, 2, 0, 7]), r"schedules: expected input_shape of at least 1"),
         (section(input_shape=[2, 6, 7]), r"schedules: expected input_shape of 4 integers"),
+        (section(threads=2**31), r"schedules: expected threads of at least 1 and below 2\^31"),
+        (section(output_shape=[1, 2, 5, 4]), r"schedules: expected the output size that follows"),
+        (section(output_shape=[1, 2, 4, 5]), r"schedules: expected the output size that follows"),
+        (section(stride=[4, 1], output_shape=[1, 2, 1, 5], input_shape=[1, 2, 2, 7]), r"stride 1"),
+        (section(input_shape=[1, 2, 1, 7]), r"schedules: expected an image that the kernel fits"),
+        (section(isa="x" * 100 + " "), r"schedules: expected isa .*got 'x{76}\.\.\.$"),
         (section(output_shape=[1, 3, 5, 5]), r"schedules: expected an output of 1 images and 2"),
         (section(output_shape=[2, 2, 5, 5]), r"schedules: expected an output of 1 images"),
-        (section(schedule={"rows": 0}), r"schedule: expected rows of at least 1, got 0"),
+        (section(schedule={"rows": 0}), r"schedule: expected rows of at least 1 and .*, got 0"),
         (section(schedule={"rows": 2**31}), r"schedule: expected rows"),
         (section(schedule={"vectors": 1.5}), r"schedule: expected vectors"),
         (section(schedule={"strip": True}), r"schedule: expected strip"),

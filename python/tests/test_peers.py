@@ -11,14 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from synthetic import experiment, write_experiments, write_results
 
-from packedconv.bench import lock, mnn, peers, protocol
-from packedconv.bench.protocol import Measurement, Sample
+from packedconv.bench import cpu_experiments, lock, mnn, peers, protocol
+from packedconv.bench.experiment import load_experiment
 from packedconv.device import DeviceError
 from packedconv.evidence import peers as evidence
+from packedconv.evidence.cpu_experiments import load_experiments
 from packedconv.layer import Layer
-from packedconv.samples_file import SAMPLE_COLUMNS, format_csv, read_rows, text_sha256
-from packedconv.settings import validate_settings
+from packedconv.samples_file import EXPERIMENT_COLUMNS, read_rows, text_sha256
+from packedconv.settings import load_settings, validate_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 LAYER = Layer("tiny", 1, 16, 16, 20, 24)
@@ -33,6 +35,12 @@ SETTINGS = validate_settings(
         "layers": [dict(LAYER._asdict())],
     }
 )
+WANTED = experiment(
+    LAYER,
+    contenders=["sparse", "dense"],
+    protocol={"rounds": 2, "executions": 3, "warmup_executions": 1, "trial_executions": 2},
+    repeats=0,
+)
 with_mnn = pytest.mark.skipif(
     importlib.util.find_spec("MNN") is None, reason="MNN is not installed (it is optional)"
 )
@@ -40,11 +48,10 @@ with_mnn = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def quick(torch_threads, tmp_path, monkeypatch):
-    """Short warm-ups, a lock of its own, and no repetition on a busy machine."""
+    """Short warm-ups and bursts, and a lock of its own."""
     monkeypatch.setattr(lock, "FOLDER", str(tmp_path))
     monkeypatch.setattr(protocol, "WARMUP_SECONDS", 0.0)
-    monkeypatch.setattr(protocol, "PEAK_BURST_SECONDS", 0.005)
-    monkeypatch.setattr(peers, "REPEATS", 0)
+    monkeypatch.setattr(cpu_experiments, "PEAK_BURST_SECONDS", 0.005)
 
 
 @pytest.fixture
@@ -92,17 +99,13 @@ class TestMissing:
                 return "3.4.1"
 
         monkeypatch.setitem(sys.modules, "MNN", Module)
-        with pytest.raises(mnn.UnavailableError, match=r"expected MNN 3\.6, got 3\.4\.1"):
+        with pytest.raises(mnn.MnnError, match=r"expected MNN 3\.6, got 3\.4\.1"):
             mnn.load()
 
     def test_another_device_is_refused(self):
         settings = dict(SETTINGS, device={"name": "h200", "kind": "cuda"})
         with pytest.raises(DeviceError, match=r"expected a CPU.*got h200"):
-            peers.peers(settings, peers.LAYERS[0].name, "stamp", "out", "facts")
-
-    def test_unknown_layer(self):
-        with pytest.raises(ValueError, match="expected one of a_oc64_n1"):
-            peers.find_layer("a")
+            peers.peers(settings, json.dumps(WANTED), "stamp", "out", "facts")
 
 
 class FakeSession:
@@ -113,7 +116,7 @@ class FakeSession:
 
     def __init__(self, setting, layer, input, weight, threads):
         if not setting.sparse:
-            raise mnn.UnavailableError("it fails with code 7")
+            raise mnn.MnnError("it fails with code 7")
         self._output = (
             torch.nn.functional.conv2d(
                 torch.from_numpy(input), torch.from_numpy(weight), **layer.conv2d_arguments
@@ -167,71 +170,13 @@ class TestChoice:
         ]
 
 
-class TestSteadyRounds:
-    @staticmethod
-    def measurement(group, slow):
-        """Two keys of which the first one's last round takes `slow` seconds, others 1."""
-        samples = [
-            Sample(key, "sparse", "packed", number, 0, slow if key == "s90" and number else 1.0)
-            for key in group
-            for number in range(2)
-        ]
-        return Measurement(samples, [1e9], {(key, "sparse"): slow for key in group})
-
-    def test_a_wide_key_is_measured_again(self, monkeypatch):
-        monkeypatch.setattr(peers, "REPEATS", 3)
-        asked, slowness = [], iter([3.0, 2.0, 1.1, 9.0])
-
-        def time_rounds(group):
-            asked.append(sorted(group))
-            return self.measurement(group, next(slowness))
-
-        measured, spreads = peers.steady_rounds({"s90": [], "s98": []}, time_rounds)
-        assert asked == [["s90", "s98"], ["s90"], ["s90"]]
-        assert max(sample.seconds for sample in measured.samples) == 1.1
-        assert len(measured.samples) == 4
-        assert [round(value, 3) for value in spreads["s90"]] == [0.5, 0.333, 0.048]
-        assert spreads["s98"] == [0.0]
-        assert measured.page_faults == {("s90", "sparse"): 1.1, ("s98", "sparse"): 3.0}
-        assert len(measured.peak_bursts) == 3
-
-    def test_the_steadiest_attempt_is_kept(self, monkeypatch):
-        monkeypatch.setattr(peers, "REPEATS", 2)
-        slowness = iter([3.0, 2.0, 5.0])
-        measured, spreads = peers.steady_rounds(
-            {"s90": []}, lambda group: self.measurement(group, next(slowness))
-        )
-        assert max(sample.seconds for sample in measured.samples) == 2.0
-        assert len(spreads["s90"]) == 3
+@pytest.fixture
+def results(tmp_path):
+    return write_results(tmp_path / "results", out_channels=(8,), sparsities=(0.9,), rounds=2)
 
 
-def synthetic(folder, seconds, chosen=None, skipped=None, unavailable=None, layer=LAYER):
-    """Write results/<device>/<run>/ of one layer: `seconds[implementation]` at every sparsity."""
-    target = pathlib.Path(folder)
-    (target / "peers").mkdir(parents=True, exist_ok=True)
-    (target / "settings.json").write_text(json.dumps(SETTINGS))
-    layouts = {"sparse": "packed", "dense": "channels_last", "mnn": "sparse"}
-    rows = [
-        dict(
-            {**layer._asdict(), "layer": layer.name},
-            device="cpu",
-            run="test",
-            sparsity=sparsity,
-            nonzeros=230,
-            implementation=implementation,
-            layout=layouts[implementation],
-            threads=2,
-            round=number,
-            execution=execution,
-            seconds=value * (1 + number / 100),
-        )
-        for sparsity in SETTINGS["sparsities"]
-        for implementation, value in seconds.items()
-        for number in range(2)
-        for execution in range(3)
-    ]
-    text = format_csv([{key: row[key] for key in SAMPLE_COLUMNS} for row in rows], SAMPLE_COLUMNS)
-    (target / "peers" / f"{layer.name}.csv").write_text(text)
+def synthetic(folder, seconds, chosen=None, skipped=None, unavailable=None, **changes):
+    """A run's comparison with MNN: `seconds[implementation]`, None for what was not timed."""
     found = {
         "described": "--detectSparseSpeedUp, numThread 2",
         "backend": "CPU",
@@ -241,75 +186,103 @@ def synthetic(folder, seconds, chosen=None, skipped=None, unavailable=None, laye
     }
     keys = ("s90", "s98")
     facts = {
-        "layer": dict(layer._asdict()),
-        "threads": 2,
-        "settings_hash": "settings",
-        "stamp": {},
-        "comparable": {},
-        "samples_sha256": text_sha256(text),
-        "dense": {"layout": "channels_last"},
         "machine": {
             "cpu": "Some CPU",
             "isa": "x86-64-v4",
             "torch": "2.13.0",
             "extension": {"version": "0.1.0"},
         },
-        "spreads": {"s90": [0.3, 0.02], "s98": [0.4, 0.2]},
-        "widest_spread": 0.15,
         "peak_bursts": [2e11, 1e11],
         "mnn": {
             "version": None if unavailable else "3.6.1",
             "unavailable": unavailable,
-            "chosen": dict.fromkeys(keys, "sparse") if chosen is None else chosen,
+            "chosen": dict.fromkeys(keys, "packed") if chosen is None else chosen,
             "sparsities": {
                 key: {
-                    "settings": {"dense_direct": found, "sparse": found},
+                    "settings": {"dense_direct": found, "packed": found},
                     "skipped": skipped or {},
                 }
                 for key in keys
             },
         },
+        **changes,
     }
-    (target / "peers" / f"{layer.name}.json").write_text(json.dumps(facts))
-    return target
+
+    def timed(name, sparsity, contender, number):
+        value = seconds.get(contender)
+        wide = 0.6 if sparsity == 0.98 and contender == "dense" else 0.01
+        return None if value is None else value * (1 + number * wide)
+
+    return write_experiments(
+        folder,
+        "peers",
+        [WANTED],
+        timed,
+        contenders=["sparse", "dense", "mnn"],
+        attempts=2,
+        changes={LAYER.name: facts},
+    )
+
+
+def loaded(results, *arguments, **changes):
+    return load_experiments(results, synthetic(results, *arguments, **changes))
 
 
 class TestTable:
-    def test_ratios_version_and_settings(self, tmp_path):
-        folder = synthetic(tmp_path, {"sparse": 2e-3, "dense": 9e-3, "mnn": 5e-3})
-        results = evidence.load(folder, ["tiny"])
-        table = evidence.table(results)
+    def test_ratios_version_and_settings(self, results):
+        found = loaded(results, {"sparse": 2e-3, "dense": 9e-3, "mnn": 5e-3})
+        table = evidence.table(found)
         assert list(table.columns) == evidence.COLUMNS
         timed = table[table["ratio"].notna()].set_index(["sparsity", "implementation"])
         assert timed.loc[(0.9, "mnn"), "ratio"] == pytest.approx(2.5)
         assert timed.loc[(0.9, "dense"), "ratio"] == pytest.approx(4.5)
-        assert (timed.loc[0.9, "spread"] == 0.02).all()
+        # The slower first attempt does not count.
+        assert timed.loc[(0.9, "sparse"), "seconds"] == pytest.approx(2e-3 * 1.005)
+        assert (timed["attempts"] == 2).all()
+        assert (timed.loc[0.9, "spread"] < 0.15).all()
+        assert list(timed["wide"]) == [False] * 3 + [True] * 3
         peer = table[table["implementation"] == "mnn"]
         assert set(peer["version"]) == {"3.6.1"}
         assert peer["settings"].str.contains("numThread 2; CPU").all()
         # The other setting was tried only.
-        assert list(peer["layout"]) == ["sparse", "dense_direct"] * 2
+        assert list(peer["layout"]) == ["packed", "dense_direct"] * 2
         assert list(peer["ratio"].isna()) == [False, True] * 2
         assert peer["trial_seconds"].eq(5e-3).all()
-        text = evidence.preamble(results, table)
+        text = evidence.preamble(found, table)
         assert "ahead of MNN at 2 of the 2 points" in text
         assert "2.50 to 2.50 at S 0.90" in text
         assert "100 to 200 GFLOP/s" in text
-        assert "Spread too widely, repeated though they were: tiny at S 0.98 (20%);" in text
+        assert "2 threads: 2 rounds of 3 executions" in text
+        assert "Spread too widely, repeated though they were: tiny at S 0.98 (" in text
+        assert "Timed while the machine was busy: tiny at S 0.90 (" in text
         group, variants = evidence.shown(table)
         assert "5 (trial)" in set(group.frame["ms"])
         assert "MNN 3.6.1" in set(group.frame["Contender"])
-        assert list(variants.frame["Variant"]) == ["sparse", "dense_direct"]
+        assert list(variants.frame["Variant"]) == ["packed", "dense_direct"]
+        assert "2.50 [2.50, 2.50]†" in set(group.frame["Ratio"])
+        assert "2.50 [2.50, 2.50]*†" in set(group.frame["Ratio"])
 
-    def test_behind_is_said(self, tmp_path):
-        folder = synthetic(tmp_path, {"sparse": 2e-3, "dense": 9e-3, "mnn": 1e-3})
-        table = evidence.table(evidence.load(folder, ["tiny"]))
+    def test_a_rounds_value_is_its_median(self, results):
+        """One slow execution, which a mean would count, changes nothing."""
+        (path,) = synthetic(results, {"sparse": 2e-3, "dense": 9e-3, "mnn": 5e-3})
+        before = evidence.table(load_experiments(results, [path]))
+        rows = pd.read_csv(path)
+        slow = (rows["execution"] == 2) & (rows["implementation"] == "sparse")
+        rows.loc[slow, "seconds"] *= 50
+        rows.to_csv(path, index=False, lineterminator="\n")
+        facts = json.loads(path.with_suffix(".json").read_text())
+        facts["samples_sha256"] = text_sha256(path.read_text())
+        path.with_suffix(".json").write_text(json.dumps(facts))
+        after = evidence.table(load_experiments(results, [path]))
+        np.testing.assert_allclose(after["ratio"], before["ratio"])
+
+    def test_behind_is_said(self, results):
+        table = evidence.table(loaded(results, {"sparse": 2e-3, "dense": 9e-3, "mnn": 1e-3}))
         assert "ahead of MNN at 0 of the 2 points" in evidence.verdict(table)
 
-    def test_wrong_everywhere_is_a_row_with_its_reason(self, tmp_path):
-        skipped = {"dense_direct": "it fails", "sparse": "its error is 3 times", "other": "refused"}
-        folder = synthetic(tmp_path, {"sparse": 2e-3, "dense": 9e-3}, {}, skipped)
-        table = evidence.table(evidence.load(folder, ["tiny"]))
+    def test_wrong_everywhere_is_a_row_with_its_reason(self, results):
+        skipped = {"dense_direct": "it fails", "packed": "its error is 3 times", "other": "refused"}
+        table = evidence.table(loaded(results, {"sparse": 2e-3, "dense": 9e-3}, {}, skipped))
         peer = table[table["implementation"] == "mnn"]
         assert peer["ratio"].isna().all()
         assert set(peer["skipped"]) == set(skipped.values())
@@ -317,20 +290,18 @@ class TestTable:
         assert "skipped: refused" in set(group.frame["ms"])
         assert evidence.verdict(table).startswith("MNN was not timed")
 
-    def test_one_that_does_not_load_is_a_row_with_its_reason(self, tmp_path):
-        folder = synthetic(
-            tmp_path, {"sparse": 2e-3, "dense": 9e-3}, {}, unavailable="MNN does not load: no"
-        )
-        table = evidence.table(evidence.load(folder, ["tiny"]))
+    def test_one_that_does_not_load_is_a_row_with_its_reason(self, results):
+        seconds = {"sparse": 2e-3, "dense": 9e-3}
+        table = evidence.table(loaded(results, seconds, {}, unavailable="MNN does not load: no"))
         peer = table[table["implementation"] == "mnn"]
         assert list(peer["skipped"]) == ["MNN does not load: no"] * 2
 
-    def test_script(self, tmp_path):
-        folder = synthetic(tmp_path / "results", {"sparse": 2e-3, "dense": 9e-3, "mnn": 5e-3})
+    def test_script(self, results, tmp_path):
+        paths = synthetic(results, {"sparse": 2e-3, "dense": 9e-3, "mnn": 5e-3})
         out = tmp_path / "peers.csv"
         subprocess.run(
-            [sys.executable, str(ROOT / "scripts/table_peers.py"), "--results", str(folder)]
-            + ["--layers", "tiny", "--out", str(out)],
+            [sys.executable, str(ROOT / "scripts/table_peers.py"), "--results", str(results)]
+            + ["--samples", *map(str, paths), "--out", str(out)],
             check=True,
             env=dict(os.environ, PYTHONPATH=str(ROOT / "python")),
         )
@@ -338,29 +309,18 @@ class TestTable:
         assert "IC 16, OC 16, 20 × 24, N 1 (tiny)" in (tmp_path / "peers.md").read_text("utf-8")
         assert (tmp_path / "peers.tex").exists()
 
-    def test_edited_samples_are_refused(self, tmp_path):
-        folder = synthetic(tmp_path, {"sparse": 2e-3, "dense": 9e-3})
-        path = folder / "peers" / "tiny.csv"
-        path.write_text(path.read_text().replace("0.002", "0.001"))
-        with pytest.raises(ValueError, match=r"expected the samples that tiny\.json belongs to"):
-            evidence.load(folder, ["tiny"])
-
-    def test_layers_measured_otherwise_are_refused(self, tmp_path):
-        seconds = {"sparse": 2e-3, "dense": 9e-3}
-        synthetic(tmp_path, seconds)
-        folder = synthetic(tmp_path, seconds, layer=LAYER._replace(name="other"))
-        path = folder / "peers" / "other.json"
-        path.write_text(json.dumps(dict(json.loads(path.read_text()), stamp={"sha256": "x"})))
-        with pytest.raises(ValueError, match="as of layer tiny"):
-            evidence.load(folder, ["tiny", "other"])
+    def test_other_settings_are_refused(self, results):
+        paths = synthetic(results, {"sparse": 2e-3, "dense": 9e-3}, settings_hash="0")
+        with pytest.raises(ValueError, match="settings_hash: expected that of settings"):
+            load_experiments(results, paths)
 
 
 def test_a_layer_without_a_usable_peer(monkeypatch):
     def load():
-        raise mnn.UnavailableError("MNN does not load: no such library")
+        raise mnn.MnnError("MNN does not load: no such library")
 
     monkeypatch.setattr(mnn, "load", load)
-    rows, facts = peers.measure_layer(SETTINGS, LAYER, 2)
+    rows, facts = peers.measure_layer(SETTINGS, load_experiment(json.dumps(WANTED)), 2)
     assert {row["implementation"] for row in rows} == {"sparse", "dense"}
     assert facts["mnn"]["unavailable"] == "MNN does not load: no such library"
 
@@ -384,9 +344,12 @@ class TestReal:
         weight[generator.random(weight.shape) < 0.9] = 0
         image = generator.random(layer.input_shape).astype(np.float32)
         session = mnn.Session(setting, layer, image, weight, 2)
-        error = peers._error(layer, torch.from_numpy(image), torch.from_numpy(weight))
-        # Winograd's large tiles lose some digits.
-        assert error(session.output()) < (1e5 if setting.name == "dense_winograd" else 1)
+        output, tensors = session.output(), (torch.from_numpy(image), torch.from_numpy(weight))
+        if setting.name == "dense_winograd":  # whose large tiles lose some digits
+            expected = torch.nn.functional.conv2d(*tensors, **layer.conv2d_arguments).numpy()
+            assert np.abs(output - expected).max() < 1e-2 * np.abs(expected).max()
+        else:
+            assert peers._error(layer, *tensors)(output) < 1
         if setting.sparse:
             blocks = (weight != 0).reshape(layer.out_channels, -1)
             assert session.sparse_parameter["sparseBlockOC"] == setting.block
@@ -396,21 +359,28 @@ class TestReal:
     def test_a_dense_weight_is_not_taken_for_a_sparse_one(self):
         weight = np.ones(LAYER.weight_shape, np.float32)
         image = np.ones(LAYER.input_shape, np.float32)
-        with pytest.raises(mnn.UnavailableError, match="takes this weight for a dense one"):
+        with pytest.raises(mnn.MnnError, match="takes this weight for a dense one"):
             mnn.Session(mnn.SETTINGS[0], LAYER, image, weight, 2)
 
-    def test_a_run_from_end_to_end(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(peers, "LAYERS", (LAYER,))
-        monkeypatch.setattr(peers, "SPARSITIES", tuple(SETTINGS["sparsities"]))
-        monkeypatch.setattr(peers.steps, "_load_stamp", lambda _: {"sha256": "any"})
-        monkeypatch.setattr(peers.steps, "_require_stamped_extension", lambda *_: None)
-        folder = tmp_path / "peers"
-        paths = [str(folder / f"tiny.{suffix}") for suffix in ("csv", "json")]
-        peers.peers(SETTINGS, "tiny", "stamp", *paths)
-        rows = read_rows(paths[0], SAMPLE_COLUMNS)
+    def test_a_run_from_end_to_end(self, results, monkeypatch):
+        monkeypatch.setattr(peers.cpu_steps, "load_stamp", lambda _: {"sha256": "any"})
+        monkeypatch.setattr(peers.cpu_steps, "require_stamped_extension", lambda *_: None)
+        settings = load_settings(str(results / "settings.json"))
+        paths = [results / "peers" / f"tiny.{suffix}" for suffix in ("csv", "json")]
+        peers.peers(settings, json.dumps(WANTED), "stamp", *map(str, paths))
+        rows = read_rows(str(paths[0]), EXPERIMENT_COLUMNS)
         assert len(rows) == 2 * 3 * 2 * 3
-        (tmp_path / "settings.json").write_text(json.dumps(SETTINGS))
-        table = evidence.table(evidence.load(tmp_path, ["tiny"]))
+        facts = json.loads(paths[1].read_text())
+        assert facts["experiment"] == WANTED
+        write_experiments(results, "others", [WANTED], lambda *_: 1e-3)
+        ceilings = json.loads((results / "ceilings.json").read_text())
+        ceilings.update(stamp=facts["stamp"], comparable=facts["comparable"])
+        (results / "ceilings.json").write_text(json.dumps(ceilings))
+        path = results / "ceilings.csv"
+        path.write_text(path.read_text().replace(",2,", f",{facts['threads']},"))
+        ceilings["ceilings_sha256"] = text_sha256(path.read_text())
+        (results / "ceilings.json").write_text(json.dumps(ceilings))
+        table = evidence.table(load_experiments(results, paths[:1]))
         timed = table[table["ratio"].notna()]
         assert set(timed["implementation"]) == {"sparse", "dense", "mnn"}
         assert (timed["seconds"] > 0).all()

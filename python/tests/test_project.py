@@ -253,14 +253,17 @@ def source_lists():
     names = {"glob": glob, "os": os}
     begin, end = text.index("PACKAGE ="), text.index("def trio")
     exec(text[begin:end], names)
-    keys = ("MEASURE_SOURCES", "PLOT_SOURCES", "INSTRUCTION_SOURCES")
+    keys = (
+        *("MEASURE_SOURCES", "PLOT_SOURCES", "INSTRUCTION_SOURCES"),
+        *("LISTED_MEASURE", "PEER_MEASURE"),
+    )
     return [{ROOT / path for path in names[key]} for key in keys]
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
 def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
     monkeypatch.chdir(ROOT)
-    measure, plot, instructions = source_lists()
+    measure, plot, instructions, listed, peers = source_lists()
     package = ROOT / "python" / "packedconv"
     packing = {package / f"{name}.py" for name in ("arguments", "packed", "schedule")}
     # Reports errors; and what only writes the settings or the extension.
@@ -268,11 +271,15 @@ def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
     if script.stem in ("build", "settings", "stamp", "steps"):
         free |= {package / "files.py", package / "device.py"}
         expected = set()
+    elif script.stem in ("layers", "ladder"):
+        expected = measure | listed
+    elif script.stem == "peers":
+        expected = measure | listed | peers
     elif script.stem in MEASURING:
         expected = measure
     elif script.stem == "collect":
         expected = measure | {package / "collect.py", package / "roofline.py"}
-    elif script.stem in ("table_layers", "figure_ladder"):
+    elif script.stem in ("table_layers", "table_peers", "figure_ladder"):
         expected = plot | {package / "collect.py"}
     elif script.stem.startswith("fig4"):
         expected = plot | packing

@@ -16,6 +16,7 @@ from packedconv.weights import (
     input_seed,
     load_weights,
     make_input,
+    make_skewed_weight,
     make_weight,
     make_weights,
     manifest,
@@ -68,6 +69,30 @@ def test_values_that_fp16_makes_zero_are_drawn_again(monkeypatch):
     layer = Layer("x", 1, 1, 1, 8, 8, kernel_size=1)
     # Position 0, then two values too small, then half of the bound.
     assert make_weight(layer, 0.0, 1).item() == np.float32(0.5 * weight_bound(layer))
+
+
+@pytest.mark.parametrize("sparsity", [0.9, 0.98])
+def test_an_eighth_of_skewed_channels_has_ten_times_the_nonzeros(sparsity):
+    layer = Layer("x", 1, 32, 64, 8, 8)
+    weight = make_skewed_weight(layer, sparsity, seed=1)
+    assert np.count_nonzero(weight) == nonzero_count(layer.weight_count, sparsity)
+    counts = np.sort(np.count_nonzero(weight.reshape(64, -1), axis=1))
+    light, heavy = counts[:56], counts[56:]
+    assert light.max() - light.min() <= 1
+    assert heavy.max() - heavy.min() <= 1
+    assert heavy.mean() / light.mean() == pytest.approx(10, rel=0.05)
+    assert np.abs(weight).max() <= np.float32(weight_bound(layer))
+    # The same every time, and another for another seed.
+    np.testing.assert_array_equal(weight, make_skewed_weight(layer, sparsity, seed=1))
+    assert (weight != make_skewed_weight(layer, sparsity, seed=2)).any()
+    rows = np.count_nonzero(weight.reshape(64, -1), axis=1) > 2 * light.max()
+    assert 0 < rows[:32].sum() < 8, "heavy channels are drawn, not the first or last ones"
+
+
+@pytest.mark.parametrize(("out_channels", "sparsity"), [(7, 0.9), (64, 0.5)])
+def test_channels_that_cannot_be_skewed(out_channels, sparsity):
+    with pytest.raises(ValueError, match="layer x: expected 8 output channels or more, and"):
+        make_skewed_weight(Layer("x", 1, 32, out_channels, 8, 8), sparsity, seed=1)
 
 
 def test_positions_and_values_are_spread_evenly():

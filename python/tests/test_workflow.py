@@ -29,9 +29,19 @@ layers:
 layer_tables: config/tiny_layers.yaml
 """
 TINY_LAYERS = """
-warm: {{rounds: 2, executions: 2, warmup_executions: 0, trial_executions: 1}}
+warm: {{rounds: 2, executions: {executions}, warmup_executions: 0, trial_executions: 1}}
 cold: {{rounds: 2, executions: 2, warmup_executions: 0, trial_executions: 1, set_bytes: 65536}}
 ladder: {{rounds: 2, executions: 2, warmup_executions: 0, trial_executions: 1}}
+peers:
+  rounds: 2
+  executions: 2
+  warmup_executions: 0
+  trial_executions: 1
+  parts:
+    - sparsities: [0.9]
+      layers:
+        - {{name: t, batch: [1], in_channels: 8, out_channels: [8], height: 12, width: 9,
+           kernel_size: 3, stride: 1, padding: 1}}
 widest_spread: 100.0
 repeats: 1
 parts:
@@ -57,6 +67,8 @@ rungs:
 """
 # Long enough that a signal finds a measurement at work.
 SLOW_EXECUTIONS = 8000
+# The layers of TINY_LAYERS with warm caches.
+LISTED_WARM = ("t_oc16_n2", "low_oc8_n1")
 
 
 class Checkout:
@@ -76,7 +88,7 @@ class Checkout:
         self.config = folder / "tiny.yaml"
         self.config.write_text(TINY.format(run=RUN, executions=executions))
         self.layers = folder / "config" / "tiny_layers.yaml"
-        self.layers.write_text(TINY_LAYERS.format(isa=_core.isas()[-1]))
+        self.layers.write_text(TINY_LAYERS.format(isa=_core.isas()[-1], executions=executions))
 
     @property
     def results(self) -> pathlib.Path:
@@ -296,15 +308,19 @@ def wait_for(condition, process, seconds=240):
         time.sleep(0.02)
 
 
-def layers_being_measured(folder: pathlib.Path) -> set[str]:
-    """Layers of the bench scripts at work in a folder."""
+def layers_being_measured(folder: pathlib.Path, script: str = "scripts/bench.py") -> set[str]:
+    """Layers of the scripts at work in a folder."""
     found = set()
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 command = (entry / "cmdline").read_bytes().decode().split("\0")
-                if "scripts/bench.py" in command and os.readlink(entry / "cwd") == str(folder):
-                    found.add(command[command.index("--layer") + 1])
+                if script in command and os.readlink(entry / "cwd") == str(folder):
+                    if "--layer" in command:
+                        found.add(command[command.index("--layer") + 1])
+                    else:
+                        listed = json.loads(command[command.index("--experiment") + 1])
+                        found.add(listed["layer"]["name"])
             except OSError:
                 continue
     return found
@@ -338,6 +354,38 @@ def test_kill_during_a_measurement(tmp_path, whole_group):
     assert not layers_being_measured(checkout.folder)
     assert checkout.run(target, "-n").stdout.count("Nothing to be done") == 1
     check_complete(checkout)
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["snakemake", "group"])
+def test_kill_during_a_listed_measurement(tmp_path, whole_group):
+    """A layer of the tables that was measured stays; the one at work is measured again."""
+    checkout = Checkout(tmp_path / "packedconv", executions=SLOW_EXECUTIONS // 8)
+    folder, script = checkout.results / "layers", "scripts/layers.py"
+    targets = [str((folder / f"{name}.csv").relative_to(checkout.folder)) for name in LISTED_WARM]
+    process = checkout.start(*targets)
+
+    def finished():
+        return {path.stem for path in folder.glob("*.csv")}
+
+    wait_for(
+        lambda: finished() and layers_being_measured(checkout.folder, script) - finished(), process
+    )
+    finished_layers = {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+    assert len(finished_layers) == 1
+    if whole_group:
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+
+    assert checkout.run(*targets, "--unlock").returncode == 0
+    done = checkout.run(*targets)
+    assert done.returncode == 0, done.stdout
+    for name, content in finished_layers.items():
+        assert (folder / name).read_bytes() == content
+    assert finished() == set(LISTED_WARM)
+    assert not layers_being_measured(checkout.folder, script)
+    assert checkout.run(*targets, "-n").stdout.count("Nothing to be done") == 1
 
 
 def check_complete(checkout: Checkout) -> None:

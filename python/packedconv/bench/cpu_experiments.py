@@ -13,55 +13,75 @@ from packedconv.bench import contenders as sides
 from packedconv.bench.ceilings import peak_flops
 from packedconv.bench.check import compare_with_float64, require_within_bound
 from packedconv.bench.contenders import Contender
-from packedconv.bench.experiment import Experiment
+from packedconv.bench.experiment import SUBNORMAL_SCALE, Experiment
 from packedconv.bench.machine import largest_cache_bytes, machine_facts, moment
 from packedconv.bench.protocol import (
     PEAK_BURST_SECONDS,
     WARMUP_SECONDS,
     Measurement,
+    faults_by_implementation,
     minor_faults,
     run_rounds,
     time_executions,
 )
 from packedconv.bench.rotation import Rotation, copies, pair_bytes
 from packedconv.bench.rows import layer_facts, pack_timed, sample_rows
-from packedconv.bench.rungs import Rung, climb
-from packedconv.bench.spread import spread
+from packedconv.bench.rungs import SLOW_SECONDS, Rung, climb
+from packedconv.bench.spread import repeated
+from packedconv.schedule import Schedule
 from packedconv.script import CheckError
 from packedconv.settings import Settings
-from packedconv.weights import input_seed, make_input, make_weight, sparsity_key
+from packedconv.weights import (
+    input_seed,
+    make_input,
+    make_skewed_weight,
+    make_weight,
+    sparsity_key,
+)
 
 Row = typing.Dict[str, typing.Any]
 Facts = typing.Dict[str, typing.Any]
 Groups = typing.Dict[str, typing.List[Contender]]
 # From an input into an output.
-Convolve = typing.Callable[[torch.Tensor, torch.Tensor], typing.Any]
-
-# An execution that takes longer is timed once a round: the ladder's lowest rungs.
-SLOW_SECONDS = 0.05
+ConvolveInto = typing.Callable[[torch.Tensor, torch.Tensor], typing.Any]
 
 
 class Prepared:
-    """A layer at its sparsities: input, packed weights, and what a dense side computes with.
+    """A layer at its sparsities on so many threads: input, packed weights, and what a dense side
+    computes with; from before its first execution to the facts of its measurement.
 
     packed, dense: by sparsity key.
     """
 
     def __init__(self, settings: Settings, experiment: Experiment, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._reused = sides.reuse_memory()
+        self._before, self._begin = moment(), time.perf_counter()
         layer = experiment.layer
-        self.settings, self.experiment, self.threads = settings, experiment, threads
+        self.experiment, self.threads = experiment, threads
+        self._settings = dict(settings, sparsities=experiment.sparsities)
         self.array = make_input(layer, settings["seed"], settings["inputs"])
         # Cloned, since torch aligns its own memory to cache lines and numpy does not.
         self.image = torch.from_numpy(self.array).clone()
         self.packed = {}  # type: typing.Dict[str, packedconv.PackedWeight]
-        self.packing_seconds = {}  # type: typing.Dict[str, float]
+        self._packing_seconds = {}  # type: typing.Dict[str, float]
+        make = make_skewed_weight if experiment.skewed else make_weight
         for sparsity in experiment.sparsities:
-            weight = make_weight(layer, sparsity, settings["seed"], settings["weights"])
+            weight = make(layer, sparsity, settings["seed"], settings["weights"])
             key = sparsity_key(sparsity)
-            self.packed[key], self.packing_seconds[key] = pack_timed(torch.from_numpy(weight))
+            self.packed[key], self._packing_seconds[key] = pack_timed(torch.from_numpy(weight))
         self.dense = {key: packed.unpack() for key, packed in self.packed.items()}
 
-    def checked_output(self, key: str, convolve: Convolve, name: str) -> torch.Tensor:
+    def plan(
+        self, key: str, schedule: typing.Optional[Schedule] = None
+    ) -> "packedconv.plan.CpuPlan":
+        """The layer's plan at a sparsity. Raises ValueError for a schedule that it has not."""
+        layer = self.experiment.layer
+        return self.packed[key].plan(
+            layer.input_shape, threads=self.threads, schedule=schedule, **layer.conv2d_arguments
+        )
+
+    def checked_output(self, key: str, convolve: ConvolveInto, name: str) -> torch.Tensor:
         """What a convolution gives. Raises CheckError where it leaves its bound."""
         layer = self.experiment.layer
         # An output that a kernel does not write stays NaN.
@@ -72,26 +92,62 @@ class Prepared:
         require_within_bound(layer, sparsity, found, name)
         return out
 
-    def rows(self, samples: typing.Iterable[typing.Any], attempt: int) -> typing.List[Row]:
-        """Rows of the samples file."""
-        settings = dict(self.settings, sparsities=self.experiment.sparsities)
-        rows = sample_rows(settings, self.experiment.layer, self.packed, self.threads, samples)
+    def measure(
+        self, groups: Groups, time_block: typing.Any = None
+    ) -> typing.Tuple[typing.List[Row], Facts]:
+        """Rows of all attempts, and the facts that every experiment has.
+
+        groups: contenders by sparsity key, which are timed in the same rounds.
+        """
+        experiment, protocol = self.experiment, self.experiment.protocol
+
+        def time_rounds(groups: typing.Mapping[str, typing.Any], attempt: int) -> Measurement:
+            return run_rounds(
+                groups,
+                protocol["rounds"],
+                protocol["executions"],
+                protocol["warmup_executions"],
+                input_seed(self._settings["seed"], experiment.layer) + attempt,
+                lambda: peak_flops(self.threads, PEAK_BURST_SECONDS),
+                experiment.layer.name,
+                time_block,
+            )
+
+        attempts, measured = repeated(
+            groups, time_rounds, experiment.widest_spread, experiment.repeats
+        )
+        rows = [
+            row for number, samples in enumerate(attempts) for row in self._rows(samples, number)
+        ]
+        return rows, self._facts(measured)
+
+    def _rows(self, samples: typing.Iterable[typing.Any], attempt: int) -> typing.List[Row]:
+        layer = self.experiment.layer
+        rows = sample_rows(self._settings, layer, self.packed, self.threads, samples)
         for row in rows:
             row["attempt"] = attempt
             if row["implementation"] == "sparse_one_thread":
                 row["threads"] = 1
         return rows
 
-    def facts(self) -> Facts:
-        """What the facts of every experiment have."""
-        settings = dict(self.settings, sparsities=self.experiment.sparsities)
-        return layer_facts(
-            settings,
-            self.experiment.layer,
-            self.threads,
-            self.array,
-            self.packed,
-            self.packing_seconds,
+    def _facts(self, measured: Measurement) -> Facts:
+        return dict(
+            layer_facts(
+                self._settings,
+                self.experiment.layer,
+                self.threads,
+                self.array,
+                self.packed,
+                self._packing_seconds,
+            ),
+            peak_bursts=measured.peak_bursts,
+            page_faults_per_execution=faults_by_implementation(measured),
+            reuses_freed_memory=self._reused,
+            warmup_seconds=WARMUP_SECONDS,
+            measuring_seconds=time.perf_counter() - self._begin,
+            before=self._before,
+            after=moment(),
+            machine=machine_facts(),
         )
 
 
@@ -102,13 +158,9 @@ def measure_layer(
 
     Raises CheckError when an output is wrong.
     """
-    torch.set_num_threads(threads)
-    reused = sides.reuse_memory()
-    before, begin = moment(), time.perf_counter()
-    layer = experiment.layer
     with torch.inference_mode():
         prepared = Prepared(settings, experiment, threads)
-        rotation, rotated = None, None
+        layer, rotation, rotated = experiment.layer, None, None
         if experiment.set_bytes is not None:
             count = copies(layer, experiment.set_bytes)
             rotation = Rotation(layer, prepared.image, count)
@@ -117,21 +169,14 @@ def measure_layer(
                 "set_bytes": count * pair_bytes(layer),
                 "cache_bytes": largest_cache_bytes(),
             }
-        plans = {
-            key: packed.plan(layer.input_shape, threads=threads, **layer.conv2d_arguments)
-            for key, packed in prepared.packed.items()
-        }
-        groups, dense = _table_contenders(prepared, rotation)
-        rows, measured = _rounds(prepared, groups)
-    facts = {
-        "plans": {
-            key: {"schedule": plan.schedule, "facts": plan.facts, "why": plan.why}
-            for key, plan in plans.items()
-        },
-        "dense": dense,
-        "rotated": rotated,
+        plans = {key: prepared.plan(key) for key in prepared.packed}
+        groups, dense = table_contenders(prepared, rotation)
+        rows, facts = prepared.measure(groups)
+    facts["plans"] = {
+        key: {"schedule": plan.schedule, "facts": plan.facts, "why": plan.why}
+        for key, plan in plans.items()
     }
-    return rows, dict(_facts(prepared, measured, before, begin, reused), **facts)
+    return rows, dict(facts, dense=dense, rotated=rotated)
 
 
 def measure_ladder(
@@ -141,34 +186,30 @@ def measure_ladder(
 
     Raises CheckError when an output is wrong.
     """
-    torch.set_num_threads(threads)
-    reused = sides.reuse_memory()
-    before, begin = moment(), time.perf_counter()
     layer = experiment.layer
-    out = torch.full(layer.output_shape, 0.0)
     groups, rungs, left_out = {}, {}, {}  # type: Groups, Facts, Facts
     with torch.inference_mode():
         prepared = Prepared(settings, experiment, threads)
+        out = torch.full(layer.output_shape, 0.0)
         make_dense, dense = _dense(prepared, None)
-        for key, packed in prepared.packed.items():
+        for key in prepared.packed:
             found, left_out[key] = climb(
-                packed.plan(layer.input_shape, threads=threads, **layer.conv2d_arguments).schedule,
-                functools.partial(_require_plan, prepared, key),
+                prepared.plan(key).schedule,
+                lambda schedule, key=key: prepared.plan(key, schedule).schedule,
                 layer.in_channels // layer.groups,
             )
             rungs[key] = [dict(rung._asdict()) for rung in found]
             groups[key] = [_rung_contender(prepared, key, rung, out) for rung in found]
             groups[key].append(make_dense(key))
-        rows, measured = _rounds(prepared, groups, _time_rung)
-    facts = {"rungs": rungs, "left_out": left_out, "dense": dense}
-    return rows, dict(_facts(prepared, measured, before, begin, reused), **facts)
+        rows, facts = prepared.measure(groups, _time_rung)
+    return rows, dict(facts, rungs=rungs, left_out=left_out, dense=dense)
 
 
-def _table_contenders(
+def table_contenders(
     prepared: Prepared, rotation: typing.Optional[Rotation]
 ) -> typing.Tuple[Groups, Facts]:
     """Contenders by sparsity key, and the trials of the dense layouts."""
-    experiment, image = prepared.experiment, prepared.image
+    experiment = prepared.experiment
     out = torch.full(experiment.layer.output_shape, 0.0)
     make_dense, trials = None, {}  # type: typing.Any, Facts
     if "dense" in experiment.contenders:
@@ -182,7 +223,7 @@ def _table_contenders(
             if name == "dense":
                 contender = make_dense(key)
             else:
-                convolve = _variant(prepared, key, name, threads, checked)
+                convolve, image = _variant(prepared, key, name, threads, checked)
                 contender = Contender(
                     name,
                     "packed",
@@ -194,7 +235,7 @@ def _table_contenders(
     return groups, trials
 
 
-def _convolution(prepared: Prepared, key: str, **more: typing.Any) -> Convolve:
+def _convolution(prepared: Prepared, key: str, **more: typing.Any) -> ConvolveInto:
     """packedconv.conv2d from an input into an output."""
     packed = prepared.packed[key]
     arguments = dict(prepared.experiment.layer.conv2d_arguments, **more)
@@ -207,28 +248,52 @@ def _convolution(prepared: Prepared, key: str, **more: typing.Any) -> Convolve:
 
 def _variant(
     prepared: Prepared, key: str, name: str, threads: int, checked: torch.Tensor
-) -> Convolve:
-    """A sparse contender of CONTENDERS. Raises CheckError unless its output is the checked one,
-    with what PyTorch adds to it."""
-    expected, more = checked, {}  # type: torch.Tensor, typing.Dict[str, typing.Any]
+) -> typing.Tuple[ConvolveInto, torch.Tensor]:
+    """A sparse contender of CONTENDERS and its input.
+
+    Raises CheckError unless its output is the checked one, with what PyTorch makes of it.
+    """
+    image, expected = prepared.image, checked
+    allowed = 1e-5 * (1 + checked.abs())
+    more = {}  # type: typing.Dict[str, typing.Any]
     if name == "sparse_bias_relu":
         channels = prepared.experiment.layer.out_channels
         bias = torch.from_numpy(np.linspace(-1, 1, channels).astype(np.float32))
         more = {"bias": bias, "activation": "relu"}
         expected = (checked + bias.reshape(-1, 1, 1)).clamp(min=0)
+    if name == "sparse_subnormal":
+        image, expected, allowed = _scaled(prepared, key, checked)
     convolve = _convolution(prepared, key, **more)
     found = torch.full(checked.shape, float("nan"))
     torch.set_num_threads(threads)
-    convolve(prepared.image, found)
+    convolve(image, found)
     torch.set_num_threads(prepared.threads)
     difference = (found - expected).abs()
-    if not bool((difference <= 1e-5 * (1 + checked.abs())).all()):
+    if not bool((difference <= allowed).all()):
         raise CheckError(
             f"check of layer {prepared.experiment.layer.name}: {name} differs from what it should "
             f"be by up to {float(difference.max()):.3g}; the kernel is wrong on this machine, so "
             "nothing is timed; build again, and report this message if it stays"
         )
-    return convolve
+    return convolve, image
+
+
+def _scaled(
+    prepared: Prepared, key: str, checked: torch.Tensor
+) -> typing.Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An input of which every value is subnormal, what it gives, and how far off that may be."""
+    image = (prepared.image.double() * SUBNORMAL_SCALE).float()
+    if not float(image.abs().max()) < np.finfo(np.float32).tiny:
+        raise CheckError(
+            f"layer {prepared.experiment.layer.name}: expected an input below 100, of which "
+            f"{SUBNORMAL_SCALE:g} is subnormal, got {float(prepared.image.abs().max()):g}"
+        )
+    # Inputs and sums are whole multiples of 2^-149.
+    nonzeros = int((prepared.dense[key] != 0).flatten(1).sum(1).max())
+    checked = checked.double() * SUBNORMAL_SCALE
+    largest = float(checked.abs().max())
+    allowed = torch.full(checked.shape, 1e-5 * largest + (1 + nonzeros) * 2.0**-149).double()
+    return image, checked, allowed
 
 
 def _dense(
@@ -273,18 +338,12 @@ def _rung_contender(prepared: Prepared, key: str, rung: Rung, out: torch.Tensor)
     return Contender(rung.name, "packed", functools.partial(convolve, prepared.image, out))
 
 
-def _require_plan(prepared: Prepared, key: str, schedule: typing.Dict[str, typing.Any]) -> None:
-    """Raise ValueError unless the layer has a plan with this schedule."""
-    layer = prepared.experiment.layer
-    prepared.packed[key].plan(
-        layer.input_shape, threads=prepared.threads, schedule=schedule, **layer.conv2d_arguments
-    )
-
-
 def _time_rung(
     contender: Contender, executions: int, warmup_executions: int
 ) -> typing.Tuple[typing.List[float], int]:
     """As time_executions; of a slow rung one execution after an untimed one."""
+    if contender.prepare is not None:
+        contender.prepare()
     seconds = []
     for _ in range(2):
         faults, begin = minor_faults(), time.perf_counter()
@@ -293,62 +352,3 @@ def _time_rung(
         if seconds[0] <= SLOW_SECONDS:
             return time_executions(contender, executions, warmup_executions)
     return seconds[1:], minor_faults() - faults
-
-
-def _rounds(
-    prepared: Prepared, groups: Groups, time_block: typing.Any = None
-) -> typing.Tuple[typing.List[Row], Measurement]:
-    """Rows of all attempts, and the last of what was measured, with the bursts of all."""
-    experiment = prepared.experiment
-    rows = []  # type: typing.List[Row]
-    bursts = []  # type: typing.List[float]
-    for attempt in range(1 + experiment.repeats):
-        measured = run_rounds(
-            groups,
-            experiment.protocol["rounds"],
-            experiment.protocol["executions"],
-            experiment.protocol["warmup_executions"],
-            input_seed(prepared.settings["seed"], experiment.layer) + attempt,
-            lambda: peak_flops(prepared.threads, PEAK_BURST_SECONDS),
-            experiment.layer.name,
-            time_block,
-        )
-        rows += prepared.rows(measured.samples, attempt)
-        bursts += measured.peak_bursts
-        wide = wide_points(measured.samples, experiment.widest_spread)
-        groups = {key: group for key, group in groups.items() if key in wide}
-        if not groups:
-            break
-    return rows, measured._replace(peak_bursts=bursts)
-
-
-def wide_points(samples: typing.Iterable[typing.Any], widest: float) -> typing.Set[str]:
-    """Sparsity keys where the round medians of any contender spread by more than `widest`."""
-    rounds = {}  # type: typing.Dict[typing.Tuple[str, str], typing.Dict[int, typing.List[float]]]
-    for sample in samples:
-        found = rounds.setdefault((sample.key, sample.implementation), {})
-        found.setdefault(sample.round, []).append(sample.seconds)
-    return {
-        key
-        for (key, _), values in rounds.items()
-        if spread([float(np.median(seconds)) for seconds in values.values()]) > widest
-    }
-
-
-def _facts(
-    prepared: Prepared, measured: Measurement, before: Facts, begin: float, reused: bool
-) -> Facts:
-    faults = {}  # type: typing.Dict[str, typing.Dict[str, float]]
-    for (key, implementation), count in measured.page_faults.items():
-        faults.setdefault(implementation, {})[key] = count
-    return dict(
-        prepared.facts(),
-        peak_bursts=measured.peak_bursts,
-        page_faults_per_execution=faults,
-        reuses_freed_memory=reused,
-        warmup_seconds=WARMUP_SECONDS,
-        measuring_seconds=time.perf_counter() - begin,
-        before=before,
-        after=moment(),
-        machine=machine_facts(),
-    )

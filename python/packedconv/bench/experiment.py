@@ -1,7 +1,6 @@
 """What is measured of one layer beside the paper's: contenders, protocol, environment."""
 
 import json
-import os
 import typing
 
 from packedconv.layer import Layer
@@ -9,11 +8,14 @@ from packedconv.settings import layer_of, protocol_of
 from packedconv.weights import sparsity_key
 
 # What a table of layers may time: the sparse convolution on all threads, the fastest of
-# PyTorch's dense layouts, the sparse one on one thread, and with bias and ReLU.
-CONTENDERS = ("sparse", "dense", "sparse_one_thread", "sparse_bias_relu")
+# PyTorch's dense layouts, the sparse one on one thread, with bias and ReLU, and of an input
+# scaled by SUBNORMAL_SCALE.
+CONTENDERS = ("sparse", "dense", "sparse_one_thread", "sparse_bias_relu", "sparse_subnormal")
+# Makes any input below 100 subnormal.
+SUBNORMAL_SCALE = 1e-40
 
 _KEYS = {
-    *("layer", "title", "sparsities", "contenders", "environment", "protocol", "repeats"),
+    *("layer", "skewed", "sparsities", "contenders", "environment", "protocol", "repeats"),
     *("widest_spread", "set_bytes"),
 }
 
@@ -21,14 +23,14 @@ _KEYS = {
 class Experiment(typing.NamedTuple):
     """One layer, measured in a process of its own.
 
-    title: of the part of the table that it is in. environment: variables that the process
-    needs. protocol: as in the settings. A point whose rounds spread by more than
+    skewed: its weights are those of `weights.make_skewed_weight`. environment: variables that the
+    process needs. protocol: as in the settings. A point whose rounds spread by more than
     `widest_spread` is repeated `repeats` times at most. set_bytes: the most that inputs and
     outputs take, which are rotated; None for warm caches.
     """
 
     layer: Layer
-    title: str
+    skewed: bool
     sparsities: typing.List[float]
     contenders: typing.List[str]
     environment: typing.Dict[str, str]
@@ -59,16 +61,8 @@ def load_experiment(text: str) -> Experiment:
             f"experiment: contenders: expected sparse and others of {', '.join(CONTENDERS)}, got "
             f"{record['contenders']}"
         )
+    if not isinstance(record["skewed"], bool):
+        raise ValueError(f"experiment: skewed: expected true or false, got {record['skewed']!r}")
     return Experiment(
         **dict(record, layer=layer_of(record["layer"]), protocol=protocol_of(record["protocol"]))
     )
-
-
-def require_environment(experiment: Experiment) -> None:
-    """Raise ValueError unless this process was started with the variables it needs."""
-    for name, value in sorted(experiment.environment.items()):
-        if os.environ.get(name) != value:
-            raise ValueError(
-                f"environment: expected {name}={value}, got {os.environ.get(name)!r}; set it "
-                "before the process starts, since libraries read it once"
-            )

@@ -15,7 +15,30 @@ _NOTABLE_FLAGS = re.compile(
     r"|hypervisor)$"
 )
 
+# Variables that choose the instruction set of the dense side's libraries, and of either side.
+_DENSE_VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
+GOVERNED = ("PACKEDCONV_ISA",) + _DENSE_VARIABLES
+
 Facts = typing.Dict[str, typing.Any]
+
+
+def require_environment(asked: typing.Mapping[str, str]) -> None:
+    """Raise ValueError unless this process has the variables that a layer asks for.
+
+    And none besides that would slow down the dense side alone.
+    """
+    for name, value in sorted(asked.items()):
+        if os.environ.get(name) != value:
+            raise ValueError(
+                f"environment: expected {name}={value}, got {os.environ.get(name)!r}; set it "
+                "before the process starts, since libraries read it once"
+            )
+    for name in _DENSE_VARIABLES:
+        if name in os.environ and name not in asked:
+            raise ValueError(
+                f"environment: expected {name} unset, which this layer does not ask for, got "
+                f"{os.environ[name]!r}; unset it"
+            )
 
 
 def machine_facts() -> Facts:
@@ -69,6 +92,7 @@ def comparable_facts() -> Facts:
         "isa": _core.isa(),
         "torch": torch.__version__,
         "openmp_libraries": _openmp_libraries(),
+        "environment": {name: os.environ.get(name) for name in GOVERNED},
     }
 
 

@@ -33,7 +33,7 @@ class MissingPeerError(ValueError):
     """A peer is not installed."""
 
 
-class UnavailableError(RuntimeError):
+class MnnError(RuntimeError):
     """What MNN does not do, or does wrongly."""
 
 
@@ -71,13 +71,13 @@ def require() -> None:
 
 
 def load() -> typing.Any:
-    """The module MNN. Raises UnavailableError when it does not load, or is another version."""
+    """The module MNN. Raises MnnError when it does not load, or is another version."""
     try:
         module = importlib.import_module("MNN")
     except (ImportError, OSError) as error:
-        raise UnavailableError(f"MNN does not load: {error}") from error
+        raise MnnError(f"MNN does not load: {error}") from error
     if not module.version().startswith(VERSION + "."):
-        raise UnavailableError(f"expected MNN {VERSION}, got {module.version()}")
+        raise MnnError(f"expected MNN {VERSION}, got {module.version()}")
     return module
 
 
@@ -106,7 +106,7 @@ class Session:
     Of a weight (OC, IC / groups, K, K), an input (N, IC, H, W), float32, and no bias.
     run: one execution, from MNN's own copy of the input into its own output. sparse_parameter:
     what its converter says of the weight's sparsity, None for a dense one. backend: where it
-    runs. Raises UnavailableError when MNN refuses the layer.
+    runs. Raises MnnError when MNN refuses the layer.
     """
 
     def __init__(
@@ -117,22 +117,22 @@ class Session:
         with tempfile.TemporaryDirectory() as folder:
             path, self.sparse_parameter = _convert(folder, setting, layer, weight)
             if setting.sparse and self.sparse_parameter is None:
-                raise UnavailableError("its converter takes this weight for a dense one")
+                raise MnnError("its converter takes this weight for a dense one")
             self._interpreter = self._module.Interpreter(path)
         if setting.winograd is not None:
             self._interpreter.setSessionHint(_WINOGRAD_MEMORY_LEVEL, setting.winograd)
         self._session = self._interpreter.createSession(session_config(threads))
         if self._session is None:
-            raise UnavailableError("it makes no session for this layer")
+            raise MnnError("it makes no session for this layer")
         # Into the layout that the session computes in, once.
         tensor = self._interpreter.getSessionInput(self._session)
         if not tensor.copyFrom(self._tensor(input)):
-            raise UnavailableError("it does not take the layer's input")
+            raise MnnError("it does not take the layer's input")
         code = self._interpreter.getSessionInfo(self._session, _BACKENDS)
         self.backend = _BACKEND_NAMES.get(code, f"backend {code}")
         status = self.run()
         if status:
-            raise UnavailableError(f"it fails with code {status}")
+            raise MnnError(f"it fails with code {status}")
 
     def run(self) -> typing.Any:
         return self._interpreter.runSession(self._session)
@@ -231,7 +231,7 @@ def _convert(
                 entry for entry in json.load(stream)["oplists"] if entry["type"] == "Convolution"
             )
     except (OSError, ValueError, KeyError) as error:
-        raise UnavailableError(f"its converter does not take the layer: {error!r}") from error
+        raise MnnError(f"its converter does not take the layer: {error!r}") from error
     parameter = operator["main"].get("sparseParameter")
     if parameter is None:
         return model, None

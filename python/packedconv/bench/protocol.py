@@ -74,6 +74,7 @@ def run_rounds(
     samples = []  # type: typing.List[Sample]
     bursts = []  # type: typing.List[float]
     faults = {}  # type: typing.Dict[typing.Tuple[str, str], int]
+    timed = {}  # type: typing.Dict[typing.Tuple[str, str], int]
     stopped = None  # type: typing.Optional[str]
     draw = random.Random(seed).random
     blocks = sum(len(group) for group in contenders.values())
@@ -88,6 +89,7 @@ def run_rounds(
                     seconds, count = time_block(contender, executions, warmup_executions)
                     block = (key, contender.implementation)
                     faults[block] = faults.get(block, 0) + count
+                    timed[block] = timed.get(block, 0) + len(seconds)
                     samples.extend(
                         Sample(
                             key, contender.implementation, contender.layout, number, index, value
@@ -100,9 +102,18 @@ def run_rounds(
     finally:
         if collecting:
             gc.enable()
-    total = float(rounds * executions)
-    per_execution = {block: count / total for block, count in faults.items()}
+    per_execution = {block: count / max(1, timed[block]) for block, count in faults.items()}
     return Measurement(samples, bursts, per_execution, stopped)
+
+
+def faults_by_implementation(
+    measured: Measurement,
+) -> typing.Dict[str, typing.Dict[str, float]]:
+    """Page faults per execution as facts state them: by implementation, then by key."""
+    faults = {}  # type: typing.Dict[str, typing.Dict[str, float]]
+    for (key, implementation), count in measured.page_faults.items():
+        faults.setdefault(implementation, {})[key] = count
+    return faults
 
 
 def minor_faults() -> int:

@@ -2,7 +2,10 @@
 
 import typing
 
-Schedule = typing.Dict[str, typing.Any]
+from packedconv.schedule import Schedule
+
+# An execution that takes longer is timed once a round: the lowest rungs.
+SLOW_SECONDS = 0.05
 
 
 class Rung(typing.NamedTuple):
@@ -27,17 +30,20 @@ SAME = "the plan does without"
 
 def climb(
     plan: Schedule,
-    require: typing.Callable[[Schedule], None],
+    executed: typing.Callable[[Schedule], Schedule],
     group_channels: int,
 ) -> typing.Tuple[typing.List[Rung], typing.Dict[str, str]]:
     """The rungs up to the plan's schedule, and those left out with the reason.
 
-    require: raises ValueError for a schedule that the layer does not have. group_channels:
-    input channels of a group. A rung that changes nothing is left out; what one changes that
+    executed: what a plan with a schedule executes, which may be cut to the layer; raises
+    ValueError for a schedule that the layer does not have. group_channels: input channels of a
+    group. A rung that executes what the one before does is left out; what one changes that
     cannot run by itself comes with the next. The last rung is the plan.
     Raises ValueError where the layer has no schedule for the first two rungs.
     """
-    register = dict(
+    if plan["path"] == "naive":
+        return [Rung("naive", executed(plan))], {name: SAME for name in NAMES if name != "naive"}
+    current = dict(
         plan,
         path="loose",
         rows=1,
@@ -47,12 +53,9 @@ def climb(
         prefetch=False,
         stream=False,
     )
-    naive = dict(register, path="naive")
-    rungs, left_out = [], {}  # type: typing.List[Rung], typing.Dict[str, str]
-    for name, schedule in (("naive", naive), ("register", register)):
-        require(schedule)
-        rungs.append(Rung(name, schedule))
-    current = register
+    naive = executed(dict(current, path="naive"))
+    rungs = [Rung("naive", naive), Rung("register", executed(current))]
+    left_out = {}  # type: typing.Dict[str, str]
     for name, fields in _STEPS:
         following = dict(current, **{field: plan[field] for field in fields})
         if following == current:
@@ -60,9 +63,12 @@ def climb(
             continue
         current = following
         try:
-            require(current)
+            schedule = executed(current)
         except ValueError as error:
-            left_out[name] = f"not by itself: {error}"
+            left_out[name] = f"comes with the next: {error}"
             continue
-        rungs.append(Rung(name, current))
+        if schedule == rungs[-1].schedule:
+            left_out[name] = SAME
+        else:
+            rungs.append(Rung(name, schedule))
     return rungs, left_out

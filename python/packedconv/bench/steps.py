@@ -1,5 +1,5 @@
 """The steps that use the device, one at a time: check, ceilings, bench; ablation and
-fixed_cost on a GPU, layers and ladder on a CPU."""
+fixed_cost on a GPU."""
 
 import errno
 import hashlib
@@ -12,7 +12,6 @@ import typing
 
 import numpy as np
 
-from packedconv.bench.experiment import Experiment, load_experiment, require_environment
 from packedconv.bench.lock import measurement_lock
 from packedconv.device import Device, DeviceError, require
 from packedconv.files import atomic_write
@@ -21,7 +20,6 @@ from packedconv.samples_file import (
     ABLATION_COLUMNS,
     CEILING_COLUMNS,
     ERROR_COLUMNS,
-    EXPERIMENT_COLUMNS,
     FIXED_COST_COLUMNS,
     IMPLEMENTATIONS,
     SAMPLE_COLUMNS,
@@ -56,7 +54,7 @@ def check(
 
     Under the lock too, since its work would disturb a measurement.
     """
-    stamp = _load_stamp(stamp_path)
+    stamp = load_stamp(stamp_path)
     layer = find_layer(settings, layer_name)
     device = require(settings["device"])
     weights = load_weights(weights_path, layer, settings["sparsities"])
@@ -66,9 +64,9 @@ def check(
         from packedconv.bench.check import check_layer
         from packedconv.bench.contenders import reuse_memory
 
-        _require_stamped_extension(stamp_path, stamp)
+        require_stamped_extension(stamp_path, stamp)
         reuse_memory()
-        torch.set_num_threads(_threads(settings, device))
+        torch.set_num_threads(thread_count(settings, device))
         arguments = (
             settings["device"]["name"],
             settings["run"],
@@ -89,14 +87,14 @@ def ceilings(settings: Settings, stamp_path: str, out: str, facts_path: str) -> 
     """Measure the ceilings and write them (`out`) with their facts, the facts first."""
     device = require(settings["device"])
     name = settings["device"]["name"]
-    stamp = _load_stamp(stamp_path)
+    stamp = load_stamp(stamp_path)
     with measurement_lock(name):
         from packedconv.bench.ceilings import measure_ceilings
         from packedconv.bench.machine import comparable_facts, machine_facts, moment
 
-        _require_stamped_extension(stamp_path, stamp)
+        require_stamped_extension(stamp_path, stamp)
         before, comparable = moment(), comparable_facts()
-        arguments = (name, settings["run"], _threads(settings, device))
+        arguments = (name, settings["run"], thread_count(settings, device))
         if device.kind == "cpu":
             rows = measure_ceilings(*arguments)
         else:
@@ -148,15 +146,17 @@ def bench(
     identity = {
         "schema": SCHEMA,
         "settings_hash": settings_hash(settings),
-        "stamp": _load_stamp(stamp_path),
+        "stamp": load_stamp(stamp_path),
         "weights_sha256": {key: array_sha256(weight) for key, weight in weights.items()},
     }
     with measurement_lock(settings["device"]["name"]):
-        from packedconv.bench.machine import comparable_facts
+        from packedconv.bench.machine import comparable_facts, require_environment
 
         identity["comparable"] = comparable_facts()
         accelerator = None
-        if device.kind != "cpu":
+        if device.kind == "cpu":
+            require_environment({})
+        else:
             accelerator = _accelerator(device)
             identity["comparable"].update(accelerator.comparable())
         if not force and is_complete(out, facts_path, layer, identity):
@@ -166,9 +166,9 @@ def bench(
                 file=sys.stderr,
             )
             return
-        _require_space(out, settings)
-        _require_stamped_extension(stamp_path, identity["stamp"])
-        arguments = (settings, layer, weights, _threads(settings, device))
+        require_space(out, _run_rows(settings))
+        require_stamped_extension(stamp_path, identity["stamp"])
+        arguments = (settings, layer, weights, thread_count(settings, device))
         if accelerator is None:
             rows, facts = measure_layer(*arguments)
         else:
@@ -248,13 +248,13 @@ def _experiment(
     _require_gpu(settings)
     device = require(settings["device"])
     weights = load_weights(weights_path, layer, settings["sparsities"])
-    stamp = _load_stamp(stamp_path)
+    stamp = load_stamp(stamp_path)
     with measurement_lock(settings["device"]["name"]):
         from packedconv.bench.gpu_experiments import Measurement
         from packedconv.bench.machine import comparable_facts
 
-        _require_space(out, settings)
-        _require_stamped_extension(stamp_path, stamp)
+        require_space(out, _run_rows(settings))
+        require_stamped_extension(stamp_path, stamp)
         accelerator = _accelerator(device)
         measurement = Measurement(settings, layer, weights, accelerator)
         text = format_csv(measure(measurement), columns)
@@ -269,90 +269,6 @@ def _experiment(
         write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
         write_text(out, text)
         keep_in_archive([facts_path, out], facts["rows_sha256"])
-
-
-def layers(
-    settings: Settings, experiment_text: str, stamp_path: str, out: str, facts_path: str
-) -> None:
-    """Time one layer of a table on a CPU; writes `out` and facts.
-
-    experiment_text: as `bench.experiment` reads it. Where the processor lacks the instruction
-    set that the experiment is about, `out` has no rows and the facts say so.
-    Raises DeviceError for another device, CheckError when an output is wrong, ValueError for an
-    environment that is not the experiment's.
-    """
-
-    def measure(experiment: Experiment, threads: int) -> typing.Any:
-        from packedconv.bench.cpu_experiments import measure_layer
-
-        return measure_layer(settings, experiment, threads)
-
-    _cpu_experiment(settings, experiment_text, stamp_path, out, facts_path, measure)
-
-
-def ladder(
-    settings: Settings, experiment_text: str, stamp_path: str, out: str, facts_path: str
-) -> None:
-    """Time every rung of the ladder for one layer on a CPU; writes `out` and facts.
-
-    Arguments and errors as in `layers`.
-    """
-
-    def measure(experiment: Experiment, threads: int) -> typing.Any:
-        from packedconv.bench.cpu_experiments import measure_ladder
-
-        return measure_ladder(settings, experiment, threads)
-
-    _cpu_experiment(settings, experiment_text, stamp_path, out, facts_path, measure)
-
-
-def _cpu_experiment(
-    settings: Settings,
-    experiment_text: str,
-    stamp_path: str,
-    out: str,
-    facts_path: str,
-    measure: typing.Callable[[Experiment, int], typing.Any],
-) -> None:
-    """Write the rows of an experiment on a layer and a CPU, the facts first."""
-    if settings["device"]["kind"] != "cpu":
-        raise DeviceError(
-            "device: expected a CPU, which this experiment is about, got "
-            f"{settings['device']['name']}; name one: --config device=cpu"
-        )
-    experiment = load_experiment(experiment_text)
-    require_environment(experiment)
-    device = require(settings["device"])
-    stamp = _load_stamp(stamp_path)
-    with measurement_lock(settings["device"]["name"]):
-        # torch first: whichever OpenMP library comes first serves both.
-        import torch  # noqa: F401
-
-        from packedconv import _core
-        from packedconv.bench.machine import comparable_facts
-
-        _require_space(out, settings)
-        _require_stamped_extension(stamp_path, stamp)
-        facts = {
-            "schema": SCHEMA,
-            "settings_hash": settings_hash(settings),
-            "stamp": stamp,
-            "experiment": experiment.record(),
-        }
-        isa = experiment.environment.get("PACKEDCONV_ISA", "auto")
-        rows = []  # type: typing.List[typing.Dict[str, typing.Any]]
-        if isa != "auto" and isa not in _core.isas():
-            facts["skipped"] = f"this processor has {', '.join(_core.isas())}, not {isa}"
-        else:
-            facts["comparable"] = comparable_facts()
-            rows, measured = measure(experiment, _threads(settings, device))
-            facts.update(measured)
-            _warn_of_faults(experiment.layer, measured["page_faults_per_execution"])
-        text = format_csv(rows, EXPERIMENT_COLUMNS)
-        facts["samples_sha256"] = text_sha256(text)
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
-        write_text(out, text)
-        keep_in_archive([facts_path, out], facts["samples_sha256"])
 
 
 def _require_gpu(settings: Settings) -> None:
@@ -445,7 +361,12 @@ def measure_layer(
     from packedconv.bench import contenders as sides
     from packedconv.bench.ceilings import peak_flops
     from packedconv.bench.machine import machine_facts, moment
-    from packedconv.bench.protocol import PEAK_BURST_SECONDS, WARMUP_SECONDS, run_rounds
+    from packedconv.bench.protocol import (
+        PEAK_BURST_SECONDS,
+        WARMUP_SECONDS,
+        faults_by_implementation,
+        run_rounds,
+    )
     from packedconv.bench.rows import layer_facts, pack_timed, sample_rows
 
     # Not OMP_NUM_THREADS, which the workflow sets to its own number.
@@ -487,10 +408,8 @@ def measure_layer(
             lambda: peak_flops(threads, PEAK_BURST_SECONDS),
             layer.name,
         )
-    faults = {}  # type: typing.Dict[str, typing.Dict[str, float]]
-    for (key, implementation), count in measured.page_faults.items():
-        faults.setdefault(implementation, {})[key] = count
-    _warn_of_faults(layer, faults)
+    faults = faults_by_implementation(measured)
+    warn_of_faults(layer, faults)
     facts = {
         **layer_facts(settings, layer, threads, array, packed, packing_seconds),
         "dense": dict(trials, layout=layout),
@@ -506,12 +425,12 @@ def measure_layer(
     return sample_rows(settings, layer, packed, threads, measured.samples), facts
 
 
-def _threads(settings: Settings, device: Device) -> int:
+def thread_count(settings: Settings, device: Device) -> int:
     """Threads of a measurement: those of the settings, or all physical cores usable."""
     return settings["threads"] or device.cores
 
 
-def _warn_of_faults(layer: Layer, faults: typing.Mapping[str, typing.Mapping[str, float]]) -> None:
+def warn_of_faults(layer: Layer, faults: typing.Mapping[str, typing.Mapping[str, float]]) -> None:
     worst = max(faults.get("dense", {"": 0.0}).values())
     if worst > _MANY_FAULTS:
         print(
@@ -521,18 +440,22 @@ def _warn_of_faults(layer: Layer, faults: typing.Mapping[str, typing.Mapping[str
         )
 
 
-def _require_space(path: str, settings: Settings) -> None:
-    """Raise OSError before anything is measured that could not be written."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
+def _run_rows(settings: Settings) -> int:
+    """Rows of a layer of a run, at most."""
     protocol = settings["protocol"]
     sides = 2 if settings["device"]["kind"] == "cpu" else len(IMPLEMENTATIONS)
-    rows = sides * len(settings["sparsities"]) * protocol["rounds"] * protocol["executions"]
+    return sides * len(settings["sparsities"]) * protocol["rounds"] * protocol["executions"]
+
+
+def require_space(path: str, rows: int) -> None:
+    """Raise OSError before so many rows are measured that could not be written."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
     if shutil.disk_usage(folder).free < rows * _ROW_BYTES + _FACTS_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
 
 
-def _require_stamped_extension(path: str, stamp: typing.Any) -> None:
+def require_stamped_extension(path: str, stamp: typing.Any) -> None:
     """Raise ValueError unless the stamp is of the extension that this process runs."""
     # torch first: whichever OpenMP library comes first serves both.
     import torch  # noqa: F401
@@ -549,7 +472,7 @@ def _require_stamped_extension(path: str, stamp: typing.Any) -> None:
         )
 
 
-def _load_stamp(path: str) -> typing.Any:
+def load_stamp(path: str) -> typing.Any:
     text = read_text(path)
     if text is None:
         raise ValueError(f"stamp: no file {os.fspath(path)}; build the extension first")

@@ -4,13 +4,13 @@ import pandas as pd
 
 from packedconv.bench.rungs import NAMES
 from packedconv.evidence.cpu_experiments import Experiments
-from packedconv.evidence.layer_table import SCHEDULE
 from packedconv.evidence.statistics import interval
+from packedconv.schedule import FIELDS
 from packedconv.weights import sparsity_key
 
 COLUMNS = [
-    *("layer", "sparsity", "rung", *SCHEDULE, "seconds", "low", "high", "speedup"),
-    *("dense_seconds", "dense_layout", "left_out"),
+    *("layer", "sparsity", "rung", *FIELDS, "seconds", "low", "high", "speedup"),
+    *("dense_seconds", "dense_layout", "spread", "attempts", "wide", "busy", "left_out"),
 ]
 
 TITLES = {
@@ -29,10 +29,11 @@ def ladder(experiments: Experiments) -> pd.DataFrame:
     """One row per layer, sparsity and rung, with `COLUMNS`, in the order of the rungs.
 
     seconds: median over the medians of the rounds, low and high its 95 % interval from
-    resampling them; speedup: of dense over the rung. A rung that was left out has its reason
+    resampling them; speedup: of dense over the rung; spread: the widest of all rungs and dense,
+    after so many attempts. A rung that was left out has its reason
     in `left_out` and no times.
     """
-    resampled = experiments.resampled()
+    resampled, quality = experiments.resampled(), experiments.quality()
     rows = []
     for name, facts in experiments.measured.items():
         for sparsity in facts["experiment"]["sparsities"]:
@@ -56,8 +57,9 @@ def ladder(experiments: Experiments) -> pd.DataFrame:
                         "speedup": dense[0] / seconds[0],
                         "dense_seconds": dense[0],
                         "dense_layout": facts["dense"]["layout"],
+                        **quality[name, sparsity],
                     }
                 )
     table = pd.DataFrame(rows, columns=COLUMNS)
-    whole = ("rows", "vectors", "block_channels", "strip")
+    whole = ("rows", "vectors", "block_channels", "strip", "attempts")
     return table.astype(dict.fromkeys(whole, "Int64"))

@@ -1,26 +1,26 @@
 """Tables of layers on a CPU: speedup over dense, fraction of the bound, plan; warm and cold."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from packedconv import roofline
-from packedconv.bench.spread import spread
 from packedconv.evidence.cpu_experiments import (
     Experiments,
     ceilings_sentence,
+    distributions_sentence,
     protocol_sentence,
     range_text,
-    round_medians,
+    skipped_layouts,
 )
 from packedconv.evidence.statistics import interval
 from packedconv.evidence.tabular import Group
 from packedconv.layer import Layer
+from packedconv.schedule import FIELDS
 from packedconv.weights import sparsity_key
 
-SCHEDULE = ("path", "rows", "vectors", "block_channels", "strip", "prefetch", "stream")
 COLUMNS = [
     *("title", "layer", *Layer._fields[1:], "sparsity", "nonzeros", "isa", "threads"),
     *("sparse_seconds", "dense_seconds", "dense_layout"),
@@ -28,19 +28,22 @@ COLUMNS = [
     *("bound_seconds", "bound_by", "bound_fraction"),
     *("one_thread_seconds", "threads_ratio", "threads_ratio_low", "threads_ratio_high"),
     *("bias_relu_seconds", "bias_relu_ratio", "bias_relu_ratio_low", "bias_relu_ratio_high"),
-    *("spread", "attempts", "wide", "busy", *SCHEDULE, "skipped"),
+    *("subnormal_seconds", "subnormal_ratio", "subnormal_ratio_low", "subnormal_ratio_high"),
+    *("spread", "attempts", "wide", "busy", *FIELDS, "skipped"),
 ]
 NOTES = [
     "speedup: median time of PyTorch's fastest layout (NCHW, channels last, and both with weights "
     "reordered once, by trials) over that of the sparse convolution; in brackets its 95 % "
-    "interval from resampling the rounds; a time is the median over the medians of the rounds",
+    "interval from resampling the rounds; a time is the median over the medians of the rounds; the "
+    "layout is chosen once per layer, at its first sparsity",
     "bound: max(FLOP / measured peak, bytes / measured bandwidth) over the sparse time; FLOP are "
     "2 per nonzero and output pixel, borders counted in full; bytes are input, output and packed "
     "weight, each once, the input whole even where a stride skips part of it. Peak and bandwidth "
     "(of copying what no cache holds) are those of the processor, whatever instruction set a row "
     "uses; what stays in a cache can be read faster, so that a fraction may exceed 1",
     "both sides reuse memory; PyTorch has no output to write into, so that it allocates one",
-    "all/one: time on all threads over time on one; bias+ReLU: time with both over time without",
+    "all/one: time on all threads over time on one; bias+ReLU: time with both over time without; "
+    "subnormal: time of an input of which every value is subnormal over that of the usual one",
     "spread: the widest interquartile range of round medians over their median, of all "
     "contenders; *: still too wide after the repeats; †: the peak during the rounds says that "
     "the machine was busy",
@@ -48,14 +51,14 @@ NOTES = [
 ]
 
 
-def layer_table(experiments: Experiments) -> pd.DataFrame:
+def layer_table(experiments: Experiments, titles: Mapping[str, str]) -> pd.DataFrame:
     """One row per layer and sparsity with `COLUMNS`, in the order of the layers.
 
-    Of what was not timed the columns are empty. A layer that was left out has its reason in
-    `skipped`, and one row.
+    titles: of the part of the table that a layer is in, by its name. Of what was not timed the
+    columns are empty. A layer that was left out has its reason in `skipped`, and one row.
     """
     resampled = experiments.resampled()
-    spreads = _spreads(experiments.samples)
+    quality = experiments.quality()
     device = roofline.Device(
         "measured", experiments.peaks["peak_flops"], experiments.peaks["bandwidth"]
     )
@@ -63,7 +66,7 @@ def layer_table(experiments: Experiments) -> pd.DataFrame:
     for name, facts in experiments.facts.items():
         layer = Layer(**facts["experiment"]["layer"])
         fields = {"layer": name, **layer._asdict()}
-        base = {"title": facts["experiment"]["title"], **fields}
+        base = {"title": titles[name], **fields}
         if "skipped" in facts:
             rows.append({**base, "skipped": facts["skipped"]})
             continue
@@ -75,7 +78,6 @@ def layer_table(experiments: Experiments) -> pd.DataFrame:
             }
             sparse = seconds["sparse"]
             nonzeros = int(point["nonzeros"].iloc[0])
-            widest = max(spreads[name, sparsity, other] for other in seconds)
             rows.append(
                 {
                     **base,
@@ -92,10 +94,9 @@ def layer_table(experiments: Experiments) -> pd.DataFrame:
                     **_ratio("threads_ratio", sparse, seconds.get("sparse_one_thread")),
                     "bias_relu_seconds": _first(seconds.get("sparse_bias_relu")),
                     **_ratio("bias_relu_ratio", seconds.get("sparse_bias_relu"), sparse),
-                    "spread": widest,
-                    "attempts": 1 + int(point["attempt"].iloc[0]),
-                    "wide": widest > facts["experiment"]["widest_spread"],
-                    "busy": name in experiments.peaks["busy_layers"],
+                    "subnormal_seconds": _first(seconds.get("sparse_subnormal")),
+                    **_ratio("subnormal_ratio", seconds.get("sparse_subnormal"), sparse),
+                    **quality[name, sparsity],
                     **facts["plans"][sparsity_key(sparsity)]["schedule"],
                 }
             )
@@ -123,11 +124,9 @@ def shown(table: pd.DataFrame) -> list[Group]:
                 ],
                 "All/one": _brackets(timed, "threads_ratio"),
                 "Bias+ReLU": _brackets(timed, "bias_relu_ratio", 3),
+                "Subnormal": _brackets(timed, "subnormal_ratio"),
                 "Plan": [plan_text(row) for row in timed.itertuples()],
-                "Spread": [
-                    f"{row.spread:.0%}{'*' * bool(row.wide)}{'†' * bool(row.busy)}"
-                    for row in timed.itertuples()
-                ],
+                "Spread": [f"{row.spread:.0%}{marks(row)}" for row in timed.itertuples()],
             }
         )
         empty = [column for column in frame if (frame[column] == "").all() and len(frame)]
@@ -142,15 +141,18 @@ def findings(table: pd.DataFrame) -> list[str]:
     for (title, sparsity), rows in table.dropna(subset="speedup").groupby(
         ["title", "sparsity"], sort=False
     ):
-        least, fraction = rows.loc[rows["speedup"].idxmin()], rows["bound_fraction"].min()
+        least = rows.loc[rows["speedup"].idxmin()]
+        slowest = rows.loc[rows["bound_fraction"].idxmin()]
         lines.append(
             f"{title}, S {sparsity:g}: least speedup {least['speedup']:.2f} "
-            f"({least['layer']}), least fraction of the bound {fraction:.2f}, "
+            f"({least['layer']}{marks(least)}), least fraction of the bound "
+            f"{slowest['bound_fraction']:.2f} ({slowest['layer']}{marks(slowest)}), "
             f"{len(rows)} layer{'s' * (len(rows) != 1)}"
         )
     for column, text in (
         ("threads_ratio", "longest time on all threads, in times on one"),
         ("bias_relu_ratio", "longest time with bias and ReLU, in times without"),
+        ("subnormal_ratio", "longest time of subnormal input, in times of the usual one"),
     ):
         rows = table.dropna(subset=column)
         if len(rows):
@@ -158,28 +160,39 @@ def findings(table: pd.DataFrame) -> list[str]:
             lines.append(
                 f"{text}: {worst[column]:.3f} "
                 f"[{worst[f'{column}_low']:.3f}, {worst[f'{column}_high']:.3f}] "
-                f"({worst['layer']}, S {worst['sparsity']:g})"
+                f"({worst['layer']}{marks(worst)}, S {worst['sparsity']:g})"
             )
     for name, rows in table.dropna(subset="sparsity").groupby("layer", sort=False):
         if len(rows) > 2:
             falls = rows.sort_values("sparsity")["sparse_seconds"].is_monotonic_decreasing
             where = f"from S {rows['sparsity'].min():g} to {rows['sparsity'].max():g}"
             lines.append(f"{name}: its time {'falls' if falls else 'does not always fall'} {where}")
-    wide = int(table["wide"].fillna(False).astype(bool).sum())
-    if wide:
-        lines.append(f"{wide} of {table['sparsity'].count()} points are still too wide (*)")
+    for column, text in (
+        ("wide", "are still too wide (*)"),
+        ("busy", "were timed while the machine was busy (†)"),
+    ):
+        found = int(table[column].fillna(False).astype(bool).sum())
+        if found:
+            lines.append(f"{found} of {table['sparsity'].count()} points {text}")
     return lines
+
+
+def notes(experiments: Experiments) -> list[str]:
+    """What the columns are, and which dense layouts are missing."""
+    return [*NOTES, *skipped_layouts(experiments)]
+
+
+def marks(row: Any) -> str:
+    """What a row's times are to be taken with: * too wide, † on a busy machine."""
+    return "*" * bool(row.wide) + "†" * bool(row.busy)
 
 
 def preamble(experiments: Experiments) -> str:
     """What a reader has to know before the table."""
     facts = list(experiments.measured.values())
-    settings = experiments.settings
-    low, high = settings["inputs"]["low"], settings["inputs"]["high"]
     parts = [
         f"{protocol_sentence(experiments)}. {ceilings_sentence(experiments)}.",
-        f"Weights {settings['weights']['distribution']} on ±{settings['weights']['bound']}, "
-        f"inputs {settings['inputs']['distribution']} on [{low:g}, {high:g}).",
+        f"{distributions_sentence(experiments)}.",
         *_rotation_sentences(facts),
     ]
     return "\n\n".join(parts)
@@ -217,6 +230,8 @@ def layer_text(row: Any) -> str:
     for name in ("stride", "dilation", "groups"):
         if getattr(row, name) != 1:
             text += f", {name} {getattr(row, name)}"
+    if row.padding != row.dilation * (row.kernel_size - 1) // 2:
+        text += f", padding {row.padding}"
     return text
 
 
@@ -225,11 +240,6 @@ def plan_text(row: Any) -> str:
     flags = "".join(f", {name}" for name in ("prefetch", "stream") if getattr(row, name))
     tile = f"{row.path} {row.rows}×{row.vectors}"
     return f"{tile}, block {row.block_channels}, strip {row.strip}{flags}"
-
-
-def _spreads(samples: pd.DataFrame) -> dict[tuple[str, float, str], float]:
-    groups = round_medians(samples).groupby(["layer", "sparsity", "implementation"])["seconds"]
-    return {key: spread(values.to_numpy()) for key, values in groups}
 
 
 def _bound(layer: Layer, nonzeros: int, device: roofline.Device, seconds: float) -> dict[str, Any]:

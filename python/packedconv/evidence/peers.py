@@ -1,29 +1,34 @@
 """packedconv beside a peer, MNN, and PyTorch's best dense convolution on a CPU: the table."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from packedconv.evidence import statistics
-from packedconv.evidence.samples import file_error, load_csv, load_json, require_same
+from packedconv.evidence.cpu_experiments import (
+    Experiments,
+    distributions_sentence,
+    protocol_sentence,
+    skipped_layouts,
+)
+from packedconv.evidence.layer_table import marks
 from packedconv.evidence.tabular import Group
-from packedconv.samples_file import SAMPLE_COLUMNS, read_text, text_sha256
-from packedconv.settings import load_settings
 from packedconv.weights import sparsity_key
 
 COLUMNS = [
     *("layer", "batch", "in_channels", "out_channels", "height", "width", "kernel_size"),
     *("sparsity", "implementation", "layout", "version", "settings", "threads"),
-    *("seconds", "low", "high", "ratio", "ratio_low", "ratio_high", "spread", "rounds"),
-    *("trial_seconds", "skipped"),
+    *("seconds", "low", "high", "ratio", "ratio_low", "ratio_high"),
+    *("spread", "attempts", "wide", "busy", "rounds", "trial_seconds", "skipped"),
 ]
 TITLES = {"sparse": "packedconv", "dense": "PyTorch", "mnn": "MNN"}
 NOTES = [
     "ratio: median time of a contender over that of packedconv, so above 1 packedconv is faster; "
-    "in brackets its 95 % interval from resampling the rounds",
+    "in brackets its 95 % interval from resampling the rounds; a time is the median over the "
+    "medians of the rounds; *: the rounds are still too far apart after the repeats; †: the peak "
+    "during the rounds says that the machine was busy",
     "timed: packedconv's conv2d of an NCHW input into an output that is there; PyTorch's conv2d in "
     "its fastest layout, into memory that is reused; MNN's runSession, whose input and output "
     "stay in MNN's own layout, which costs it no conversion",
@@ -33,76 +38,19 @@ NOTES = [
     "right: against float64, every output within what FP32 sums are allowed for the output with "
     "the largest sum of |w x|",
 ]
-# What is compared must have been measured alike.
-_ALIKE = ("settings_hash", "stamp", "comparable")
 
 
-class Peers(NamedTuple):
-    """The comparison of one run.
-
-    settings: settings.json; samples: one row per execution, seconds; facts: of each layer, by
-    name, in the order of the table.
-    """
-
-    settings: dict[str, Any]
-    samples: pd.DataFrame
-    facts: dict[str, dict[str, Any]]
-
-    @property
-    def title(self) -> str:
-        """The device, for captions: the CPU as it names itself."""
-        return next(iter(self.facts.values()))["machine"]["cpu"]
-
-
-def load(folder: str | Path, layers: Sequence[str]) -> Peers:
-    """Load results/<device>/<run>/peers/<layer>.csv and .json of these layers.
-
-    Raises FileNotFoundError, or ValueError where a file is not whole or they were measured
-    otherwise than one another.
-    """
-    folder = Path(folder)
-    settings = load_settings(str(folder / "settings.json"))
-    frames, facts = [], {}
-    for name in layers:
-        path = folder / "peers" / f"{name}.csv"
-        frame = load_csv(path, SAMPLE_COLUMNS, nullable=())
-        found = load_json(path.with_suffix(".json"), ("samples_sha256", "mnn", "dense", *_ALIKE))
-        if found["samples_sha256"] != text_sha256(read_text(str(path)) or ""):
-            raise file_error(
-                path,
-                "content",
-                f"the samples that {name}.json belongs to",
-                "others",
-                "delete it and measure it again: snakemake --cores 1 peers",
-            )
-        require_same(path, "device", set(frame["device"]), {settings["device"]["name"]})
-        require_same(path, "run", set(frame["run"]), {settings["run"]})
-        require_same(path, "layer", set(frame["layer"]), {name})
-        first = next(iter(facts.values()), found)
-        for key in _ALIKE:
-            if found[key] != first[key]:
-                raise file_error(
-                    path.with_suffix(".json"),
-                    key,
-                    f"{first[key]} as of layer {layers[0]}",
-                    f"{found[key]}",
-                    "measure the older of the two again",
-                )
-        frames.append(frame)
-        facts[name] = found
-    return Peers(settings, pd.concat(frames, ignore_index=True), facts)
-
-
-def table(peers: Peers) -> pd.DataFrame:
+def table(peers: Experiments) -> pd.DataFrame:
     """One row per layer, sparsity and contender, and one per other setting of MNN; `COLUMNS`.
 
-    seconds: median over rounds, low and high its interval; ratio: over "sparse" of the same
-    rounds; spread: the widest of the contenders' interquartile ranges of round medians, relative.
+    seconds: median over the medians of the rounds, low and high its interval; ratio: over "sparse"
+    of the same rounds; spread: the widest of the contenders' interquartile ranges of round
+    medians, relative, of the last of so many attempts.
     What was only tried has trial_seconds; what was left out has its reason in `skipped`.
     """
-    medians = statistics.resampled_medians(peers.samples)
+    medians, quality = peers.resampled(), peers.quality()
     rows: list[dict[str, Any]] = []
-    for name, facts in peers.facts.items():
+    for name, facts in peers.measured.items():
         samples = peers.samples[peers.samples["layer"] == name]
         shape = {key: facts["layer"][key] for key in COLUMNS[1:7]}
         for sparsity in sorted(samples["sparsity"].unique()):
@@ -112,14 +60,14 @@ def table(peers: Peers) -> pd.DataFrame:
             for row in _contenders(facts, sparsity_key(sparsity)):
                 row = {**base, **row}
                 if (row["implementation"], row.get("layout")) in layouts:
-                    seconds = medians[row["implementation"], name, sparsity]
-                    ratio = seconds / medians["sparse", name, sparsity]
+                    seconds = medians[name, sparsity, row["implementation"]]
+                    ratio = seconds / medians[name, sparsity, "sparse"]
                     row.update(_interval("seconds", "", seconds))
                     row.update(_interval("ratio", "ratio_", ratio))
-                    row["spread"] = min(facts["spreads"][sparsity_key(sparsity)])
+                    row.update(quality[name, sparsity])
                     row["rounds"] = here["round"].nunique()
                 rows.append(row)
-    return pd.DataFrame(rows, columns=COLUMNS).astype({"rounds": "Int64"})
+    return pd.DataFrame(rows, columns=COLUMNS).astype({"rounds": "Int64", "attempts": "Int64"})
 
 
 def shown(frame: pd.DataFrame) -> list[Group]:
@@ -143,7 +91,7 @@ def shown(frame: pd.DataFrame) -> list[Group]:
                 "Ratio": [
                     ""
                     if np.isnan(row.ratio)
-                    else f"{row.ratio:.2f} [{row.ratio_low:.2f}, {row.ratio_high:.2f}]"
+                    else f"{row.ratio:.2f} [{row.ratio_low:.2f}, {row.ratio_high:.2f}]{marks(row)}"
                     for row in rows.itertuples()
                 ],
             }
@@ -155,31 +103,36 @@ def shown(frame: pd.DataFrame) -> list[Group]:
     return [*groups, Group("Variants of MNN", "", variants)]
 
 
-def preamble(peers: Peers, frame: pd.DataFrame) -> str:
+def preamble(peers: Experiments, frame: pd.DataFrame) -> str:
     """What a reader has to know before the table, and what it comes to."""
-    protocol = peers.settings["protocol"]
-    machine = next(iter(peers.facts.values()))["machine"]
-    threads = sorted({facts["threads"] for facts in peers.facts.values()})
-    bursts = [burst / 1e9 for facts in peers.facts.values() for burst in facts["peak_bursts"]]
+    facts = list(peers.measured.values())
+    bursts = [burst / 1e9 for found in facts for burst in found["peak_bursts"]]
     text = (
-        f"{peers.title} ({machine['isa']}), {_enumerated(map(str, threads))} threads, run "
-        f"{peers.settings['run']}: {protocol['rounds']} rounds of {protocol['executions']} "
-        "executions, contenders interleaved in one process. FP32 peak at the start of a round, "
-        f"which a busy machine lowers: {min(bursts):.0f} to {max(bursts):.0f} GFLOP/s."
+        f"{protocol_sentence(peers)} in one process. FP32 peak at the start of a round, which a "
+        f"busy machine lowers: {min(bursts):.0f} to {max(bursts):.0f} GFLOP/s. "
+        f"{distributions_sentence(peers)}."
     )
     paragraphs = [text, verdict(frame)]
-    points = frame[["layer", "sparsity", "spread"]].dropna().drop_duplicates()
-    wide = [
-        f"{point.layer} at S {point.sparsity:.2f} ({point.spread:.0%})"
-        for point in points.itertuples()
-        if point.spread > peers.facts[point.layer]["widest_spread"]
-    ]
-    if wide:
-        paragraphs.append(
-            f"Spread too widely, repeated though they were: {', '.join(wide)}; measure these "
-            "layers again on a machine that does nothing else."
-        )
+    points = frame[frame["implementation"] == "sparse"].dropna(subset="spread")
+    for column, words in (
+        ("wide", "Spread too widely, repeated though they were"),
+        ("busy", "Timed while the machine was busy"),
+    ):
+        found = [
+            f"{point.layer} at S {point.sparsity:.2f} ({point.spread:.0%})"
+            for point in points[points[column].astype(bool)].itertuples()
+        ]
+        if found:
+            paragraphs.append(
+                f"{words}: {', '.join(found)}; measure these layers again on a machine that does "
+                "nothing else."
+            )
     return "\n\n".join(paragraphs)
+
+
+def notes(peers: Experiments) -> list[str]:
+    """What the columns are, and which dense layouts are missing."""
+    return [*NOTES, *skipped_layouts(peers)]
 
 
 def verdict(frame: pd.DataFrame) -> str:

@@ -414,3 +414,14 @@ def _require_complete(
         where = per_round.index[per_round != expected][0]
         what = f"{_name(where[:-1])}, round {where[-1]}"
         raise file_error(path, what, f"{expected} executions", f"{per_round[where]}", MEASURE_AGAIN)
+
+
+def distribution(spec: dict) -> str:
+    """A distribution of settings.json in words: `uniform on [0, 1)`."""
+    name = spec.get("distribution", "not stated")
+    if "low" in spec:
+        return f"{name} on [{spec['low']:g}, {spec['high']:g})"
+    if "bound" in spec:
+        bound = str(spec["bound"]).replace("^2", "²").replace("*", "·")
+        return f"{name} on ±{bound}"
+    return name

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from packedconv.evidence.samples import Results, clock_notes
+from packedconv.evidence.samples import Results, clock_notes, distribution
 from packedconv.layer import Layer
 from packedconv.plots.source import Source, device_title
 from packedconv.plots.style import PRINTED
@@ -58,17 +58,6 @@ def shapes(layers: list[Layer]) -> str:
         if text not in texts:
             texts.append(text)
     return "; ".join(texts)
-
-
-def distribution(spec: dict) -> str:
-    """A distribution of settings.json in words: `uniform on [0, 1)`."""
-    name = spec.get("distribution", "not stated")
-    if "low" in spec:
-        return f"{name} on [{spec['low']:g}, {spec['high']:g})"
-    if "bound" in spec:
-        bound = str(spec["bound"]).replace("^2", "²").replace("*", "·")
-        return f"{name} on ±{bound}"
-    return name
 
 
 def printed(source: Source) -> list[str]:

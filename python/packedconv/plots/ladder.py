@@ -5,15 +5,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from packedconv.bench.rungs import SLOW_SECONDS
 from packedconv.evidence.cpu_experiments import (
     Experiments,
     ceilings_sentence,
+    distributions_sentence,
     protocol_sentence,
+    skipped_layouts,
 )
 from packedconv.evidence.ladder import TITLES
 from packedconv.evidence.layer_table import plan_text
 from packedconv.layer import Layer
-from packedconv.plots.captions import distribution
 from packedconv.plots.style import new_figure, write_caption
 
 BAR = "#88CCEE"
@@ -31,16 +33,18 @@ def ladder_figure(experiments: Experiments, table: pd.DataFrame) -> Figure:
         layer = Layer(**experiments.facts[name]["experiment"]["layer"])
         _draw(place, panel.dropna(subset="seconds"), most)
         place.set_title(f"{_shape(layer)}\nS = {sparsity:g}", fontsize=8)
-    settings = experiments.settings
     lines = [
         f"{protocol_sentence(experiments)}. {ceilings_sentence(experiments)}. "
-        f"Weights {distribution(settings['weights'])}, inputs {distribution(settings['inputs'])}.",
+        f"{distributions_sentence(experiments)}.",
         "Bars: median over the medians of the rounds, with its 95 % interval; beside them the "
         "time and how many times as fast as dense (line), PyTorch's fastest layout. Each rung "
         "adds to the one above it, and the last, dark, is the plan; all are checked against "
-        "float64. A rung that takes more than 50 ms is executed once a round.",
+        f"float64. What takes more than {1e3 * SLOW_SECONDS:g} ms is executed once a round. The "
+        "dense layout is chosen once per layer, at its first sparsity.",
         *_plan_lines(experiments, panels),
         *_left_out_lines(experiments, panels),
+        *_quality_lines(panels),
+        *(f"{text[:1].upper()}{text[1:]}." for text in skipped_layouts(experiments)),
     ]
     write_caption(figure, lines)
     return figure
@@ -124,4 +128,23 @@ def _left_out_lines(experiments: Experiments, panels: list) -> list[str]:
             reasons.setdefault(row.left_out, []).append(TITLES[row.rung])
         for reason, rungs in reasons.items():
             lines.append(f"Left out of {name}, S {sparsity:g}: {', '.join(rungs)} ({reason}).")
+    return lines
+
+
+def _quality_lines(panels: list) -> list[str]:
+    """What was not measured well; nothing where all was."""
+    wide, busy = [], []
+    for (name, sparsity), panel in panels:
+        row = next(panel.dropna(subset="seconds").itertuples())
+        place = f"{name}, S {sparsity:g}"
+        if row.wide:
+            times = f"{row.attempts} time{'s' * bool(row.attempts != 1)}"
+            wide.append(f"{place} ({row.spread:.0%}, measured {times})")
+        if row.busy:
+            busy.append(place)
+    lines = []
+    if wide:
+        lines.append(f"Rounds still too far apart after the repeats: {'; '.join(wide)}.")
+    if busy:
+        lines.append(f"Timed while the machine was busy: {'; '.join(busy)}.")
     return lines
