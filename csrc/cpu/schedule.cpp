@@ -93,11 +93,6 @@ std::int64_t strip_for(const Geometry& g, std::int64_t l2, int threads) {
   return std::max<std::int64_t>(1, std::min({g.column_blocks, fitting, shared}));
 }
 
-const char* path_name(CpuPath path) {
-  if (path == CpuPath::naive) return "naive";
-  return path == CpuPath::loose ? "loose" : "aligned";
-}
-
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("schedule: " + what +
                               "; leave it out, or change one that a plan shows");
@@ -258,9 +253,9 @@ std::string explain(const CpuSchedule& schedule, const Isa& isa,
   if (schedule.path == CpuPath::naive) return "Algorithm 1 as it stands, without tiles";
   if (g.tiles == 0) return "no output";
   std::ostringstream why;
-  why << path_name(schedule.path) << " tile of " << schedule.rows << " x " << schedule.vectors
-      << " vectors of " << isa.lanes << ": " << static_cast<int>(100.0 * g.lanes_used() + 0.5)
-      << " % of its pixels are output";
+  why << (schedule.path == CpuPath::loose ? "loose" : "aligned") << " tile of " << schedule.rows
+      << " x " << schedule.vectors << " vectors of " << isa.lanes << ": "
+      << static_cast<int>(100.0 * g.lanes_used() + 0.5) << " % of its pixels are output";
   if (g.pieces_per_tile > 1) why << ", " << g.pieces_per_tile << " pieces side by side";
   if (g.flat) why << ", pixels in a row since the kernel is 1 x 1";
   const std::int64_t block = std::min(g.channels, schedule.block_channels);
