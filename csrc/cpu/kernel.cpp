@@ -13,12 +13,7 @@
 #define PACKEDCONV_TEXT(x) PACKEDCONV_TEXT_(x)
 #define PACKEDCONV_JOIN_(a, b) a##b
 #define PACKEDCONV_JOIN(a, b) PACKEDCONV_JOIN_(a, b)
-// Loops over the sums must go, or the sums would be in memory; older compilers are left to -O3.
-#if defined(__clang__) || __GNUC__ >= 8
-#define PACKEDCONV_UNROLL _Pragma("GCC unroll 16")
-#else
-#define PACKEDCONV_UNROLL
-#endif
+#define PACKEDCONV_INLINE __attribute__((always_inline))
 
 namespace packedconv {
 namespace {
@@ -301,102 +296,88 @@ void scale_floats(float* target, const float* source, std::int64_t count) {
   }
 }
 
-void unscale_lanes(float* target, int begin, int end) {
-  store_lanes(unscale(load_lanes(target, begin, end)), target, begin, end);
-}
-
-void unscale_tile(const TileWork& work, int rows, int vectors) {
-  for (std::int64_t channel = 0; channel < work.channels; ++channel) {
-    const std::int64_t offset = channel * work.channel_stride;
-    if (work.run != nullptr) {
-      for (std::int64_t i = 0; i < work.run_floats; i += kLanes) {
-        const std::int64_t left = work.run_floats - i;
-        unscale_lanes(work.run + offset + i, 0, static_cast<int>(left < kLanes ? left : kLanes));
-      }
-    } else if (work.whole != nullptr) {
-      for (int r = 0; r < rows; ++r)
-        for (int v = 0; v < vectors; ++v)
-          unscale_lanes(work.whole + offset + r * work.whole_row_step + v * kLanes, 0, kLanes);
-    } else {
-      for (std::int32_t i = 0; i < work.part_ends[rows * vectors - 1]; ++i) {
-        const StorePart& part = work.parts[i];
-        float* const target = work.output + offset + part.target;
-        for (std::int32_t lane = part.begin; lane < part.end; ++lane) {
-          float* const pixel = target + lane * work.column_stride;
-          *pixel = unscale(Vector{} + *pixel)[0];
-        }
-      }
-    }
-  }
-}
-
 void finish() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
 
-// Sums of a tile in registers.
+// Vectors that compilers keep in registers: no array, since they find their way around an array
+// in only some of the loops that visit one.
+template <int Count>
+struct Registers {
+  Registers<Count - 1> before;
+  Vector last;
+
+  // Calls visit(vector, index) for each, and in the other direction.
+  template <typename Visit>
+  PACKEDCONV_INLINE void each(Visit visit) {
+    before.each(visit);
+    visit(last, Count - 1);
+  }
+  template <typename Visit>
+  PACKEDCONV_INLINE void each(Visit visit) const {
+    before.each(visit);
+    visit(last, Count - 1);
+  }
+  template <typename Visit>
+  PACKEDCONV_INLINE void each_backward(Visit& visit) {
+    visit(last, Count - 1);
+    before.each_backward(visit);
+  }
+  PACKEDCONV_INLINE void add(const Registers& other) {
+    before.add(other.before);
+    last += other.last;
+  }
+};
+template <>
+struct Registers<0> {
+  template <typename Visit>
+  PACKEDCONV_INLINE void each(Visit) const {}
+  template <typename Visit>
+  PACKEDCONV_INLINE void each_backward(Visit&) {}
+  PACKEDCONV_INLINE void add(const Registers&) {}
+};
+
+// Of a tile, row after row.
 template <int Rows, int Vectors>
 struct Sums {
-  Vector at[Rows][Vectors];
+  Registers<Rows * Vectors> at;
 
-  void set(Vector value) {
-    PACKEDCONV_UNROLL
-    for (int r = 0; r < Rows; ++r)
-      PACKEDCONV_UNROLL
-      for (int v = 0; v < Vectors; ++v) at[r][v] = value;
+  PACKEDCONV_INLINE void set(Vector value) {
+    at.each([=](Vector& sum, int) PACKEDCONV_INLINE { sum = value; });
   }
-  void add(const float* source) {
-    PACKEDCONV_UNROLL
-    for (int r = 0; r < Rows; ++r)
-      PACKEDCONV_UNROLL
-      for (int v = 0; v < Vectors; ++v)
-        at[r][v] += load_aligned(source + (r * Vectors + v) * kLanes);
+  PACKEDCONV_INLINE void add(const float* source) {
+    at.each([=](Vector& sum, int i) PACKEDCONV_INLINE { sum += load_aligned(source + i * kLanes); });
   }
-  void keep(float* target) const {
-    PACKEDCONV_UNROLL
-    for (int r = 0; r < Rows; ++r)
-      PACKEDCONV_UNROLL
-      for (int v = 0; v < Vectors; ++v)
-        *reinterpret_cast<Vector*>(target + (r * Vectors + v) * kLanes) = at[r][v];
+  PACKEDCONV_INLINE void apply_relu() {
+    at.each([](Vector& sum, int) PACKEDCONV_INLINE { sum = relu(sum); });
   }
-  void apply_relu() {
-    PACKEDCONV_UNROLL
-    for (int r = 0; r < Rows; ++r)
-      PACKEDCONV_UNROLL
-      for (int v = 0; v < Vectors; ++v) at[r][v] = relu(at[r][v]);
-  }
-  // Moves every row one pixel to the left. Row r gets lane r * step of `incoming` on the right.
-  void shift(Vector incoming, int step) {
-    PACKEDCONV_UNROLL
-    for (int r = 0; r < Rows; ++r) {
-      PACKEDCONV_UNROLL
-      for (int v = 0; v + 1 < Vectors; ++v) at[r][v] = next_lanes(at[r][v], at[r][v + 1]);
-      at[r][Vectors - 1] = next_lanes(at[r][Vectors - 1], incoming);
-      for (int i = 0; i < step; ++i) incoming = next_lanes(incoming, incoming);
-    }
+  PACKEDCONV_INLINE void keep(float* target) const {
+    at.each([=](const Vector& sum, int i) PACKEDCONV_INLINE {
+      *reinterpret_cast<Vector*>(target + i * kLanes) = sum;
+    });
   }
 };
 
-// Writes the parts of `vectors` vectors at `sums`.
-__attribute__((noinline)) void write_parts(const TileWork& work, const float* sums, int vectors,
-                                           std::int64_t channel) {
-  float* const output = work.output + channel * work.channel_stride;
-  std::int32_t i = 0;
-  for (int v = 0; v < vectors; ++v, sums += kLanes) {
-    for (; i < work.part_ends[v]; ++i) {
-      const StorePart& part = work.parts[i];
-      float* const target = output + part.target;
-      if (work.column_stride == 1) {
-        store_lanes(load_aligned(sums), target, part.begin, part.end);
-      } else {
-        for (std::int32_t lane = part.begin; lane < part.end; ++lane)
-          target[lane * work.column_stride] = sums[lane];
-      }
-    }
+// Moves the rows of sums one pixel to the left. From the right comes `right[r * right_step]` into
+// row r; what leaves goes to `left[r]` where it is kept.
+template <int Vectors, bool Keeps>
+struct Shift {
+  const float* right;
+  std::int64_t right_step;
+  float* left;
+  Vector next;
+
+  PACKEDCONV_INLINE void operator()(Vector& sum, int i) {
+    const int row = i / Vectors, vector = i % Vectors;
+    if (vector == Vectors - 1) next = broadcast(right[row * right_step]);
+    const Vector before = sum;
+    sum = next_lanes(before, next);
+    next = before;
+    if (Keeps && vector == 0) left[row] = before[0];
   }
-}
+};
 
 // Copies floats between places equally far into a line.
 __attribute__((noinline)) void copy_run(float* target, const float* source, std::int64_t floats,
@@ -419,46 +400,89 @@ __attribute__((noinline)) void copy_run(float* target, const float* source, std:
     store_lanes(load_aligned(source + i), target + i, 0, static_cast<int>(floats - i));
 }
 
-template <int Rows, int Vectors>
-inline void write(const TileWork& work, const Sums<Rows, Vectors>& sums, std::int64_t channel) {
-  if (work.run != nullptr) {
-    float* const target = work.run + channel * work.channel_stride;
-    // As far into a line as the target.
-    float* const stage = work.stage + reinterpret_cast<std::uintptr_t>(target) % 64 / 4;
-    // The last vector of a row may reach into the next row, which comes after it.
-    PACKEDCONV_UNROLL
-    for (int r = 0; r < Rows; ++r)
-      PACKEDCONV_UNROLL
-      for (int v = 0; v < Vectors; ++v)
-        store(sums.at[r][v], stage + r * work.run_row_step + v * kLanes);
-    copy_run(target, stage, work.run_floats, work.stream);
+// Writes the parts of `vectors` vectors at `sums`.
+void write_parts(const TileWork& work, const float* sums, int vectors, std::int64_t channel) {
+  float* const output = work.output + channel * work.channel_stride;
+  std::int32_t i = 0;
+  for (int v = 0; v < vectors; ++v, sums += kLanes) {
+    for (; i < work.part_ends[v]; ++i) {
+      const StorePart& part = work.parts[i];
+      float* const target = output + part.target;
+      if (work.column_stride == 1) {
+        store_lanes(load_aligned(sums), target, part.begin, part.end);
+      } else {
+        for (std::int32_t lane = part.begin; lane < part.end; ++lane)
+          target[lane * work.column_stride] = sums[lane];
+      }
+    }
+  }
+}
+
+// Where `target` of a channel's run is put together: as far into a line.
+inline float* stage_of(const TileWork& work, const float* target) {
+  return work.stage + reinterpret_cast<std::uintptr_t>(target) % 64 / 4;
+}
+
+// Writes sums that are in memory already.
+__attribute__((noinline)) void write_kept(const TileWork& work, float* sums, int rows,
+                                          int vectors, std::int64_t channel) {
+  if (work.scaled) {
+    for (int i = 0; i < rows * vectors; ++i)
+      store(unscale(load_aligned(sums + i * kLanes)), sums + i * kLanes);
+  }
+  if (work.run == nullptr && work.whole == nullptr) {
+    write_parts(work, sums, rows * vectors, channel);
     return;
   }
-  if (work.whole == nullptr) {
+  float* const target = (work.run ? work.run : work.whole) + channel * work.channel_stride;
+  float* const rows_at = work.run ? stage_of(work, target) : target;
+  const std::int64_t row_step = work.run ? work.run_row_step : work.whole_row_step;
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < vectors; ++v, sums += kLanes) {
+      if (work.stream && !work.run)
+        stream(load_aligned(sums), rows_at + r * row_step + v * kLanes);
+      else
+        store(load_aligned(sums), rows_at + r * row_step + v * kLanes);
+    }
+  }
+  if (work.run) copy_run(target, rows_at, work.run_floats, work.stream);
+}
+
+template <int Rows, int Vectors>
+PACKEDCONV_INLINE inline void write(const TileWork& work, const Sums<Rows, Vectors>& sums, std::int64_t channel) {
+  if (work.scaled || (work.run == nullptr && work.whole == nullptr)) {
     // By way of memory, so that only here are sums not in registers.
     alignas(sizeof(Vector)) float kept[Rows * Vectors * kLanes];
     sums.keep(kept);
-    write_parts(work, kept, Rows * Vectors, channel);
+    write_kept(work, kept, Rows, Vectors, channel);
+    return;
+  }
+  if (work.run != nullptr) {
+    float* const target = work.run + channel * work.channel_stride;
+    float* const stage = stage_of(work, target);
+    const std::int64_t row_step = work.run_row_step;
+    // The last vector of a row may reach into the next row, which comes after it.
+    sums.at.each([=](const Vector& sum, int i) PACKEDCONV_INLINE {
+      store(sum, stage + i / Vectors * row_step + i % Vectors * kLanes);
+    });
+    copy_run(target, stage, work.run_floats, work.stream);
     return;
   }
   float* const target = work.whole + channel * work.channel_stride;
+  const std::int64_t row_step = work.whole_row_step;
   if (work.stream) {
-    PACKEDCONV_UNROLL
-    for (int r = 0; r < Rows; ++r)
-      PACKEDCONV_UNROLL
-      for (int v = 0; v < Vectors; ++v)
-        stream(sums.at[r][v], target + r * work.whole_row_step + v * kLanes);
+    sums.at.each([=](const Vector& sum, int i) PACKEDCONV_INLINE {
+      stream(sum, target + i / Vectors * row_step + i % Vectors * kLanes);
+    });
   } else {
-    PACKEDCONV_UNROLL
-    for (int r = 0; r < Rows; ++r)
-      PACKEDCONV_UNROLL
-      for (int v = 0; v < Vectors; ++v)
-        store(sums.at[r][v], target + r * work.whole_row_step + v * kLanes);
+    sums.at.each([=](const Vector& sum, int i) PACKEDCONV_INLINE {
+      store(sum, target + i / Vectors * row_step + i % Vectors * kLanes);
+    });
   }
 }
 
 template <int Rows, int Vectors>
-inline void end_channel(const TileWork& work, Sums<Rows, Vectors>& sums, std::int64_t channel) {
+PACKEDCONV_INLINE inline void end_channel(const TileWork& work, Sums<Rows, Vectors>& sums, std::int64_t channel) {
   constexpr std::int64_t kTile = Rows * Vectors * kLanes;
   if (work.sums_after != nullptr) {
     sums.keep(work.sums_after + channel * kTile);
@@ -492,19 +516,17 @@ struct AlignedRows {
 };
 
 template <int Rows, int Vectors, typename Reader>
-inline void multiply_add(Sums<Rows, Vectors>& sums, Reader reader, const float* source,
+PACKEDCONV_INLINE inline void multiply_add(Sums<Rows, Vectors>& sums, Reader reader, const float* source,
                          float value) {
   const Vector weight = broadcast(value);
-  PACKEDCONV_UNROLL
-  for (int r = 0; r < Rows; ++r)
-    PACKEDCONV_UNROLL
-    for (int v = 0; v < Vectors; ++v)
-      sums.at[r][v] += weight * reader.vector(source, r, v);
+  sums.at.each([=](Vector& sum, int i) PACKEDCONV_INLINE {
+    sum += weight * reader.vector(source, i / Vectors, i % Vectors);
+  });
 }
 
 // Adds the products of the nonzeros from `nonzero` to `end`.
 template <int Rows, int Vectors, typename Reader>
-inline void add_nonzeros(Sums<Rows, Vectors>& sums, Reader reader, const float* tile,
+PACKEDCONV_INLINE inline void add_nonzeros(Sums<Rows, Vectors>& sums, Reader reader, const float* tile,
                          const Nonzero* nonzero, const Nonzero* end) {
   // So few sums that each would wait for its last FMA: every second nonzero gets others.
   constexpr bool kSplit = Rows * Vectors <= kFewSums;
@@ -515,10 +537,7 @@ inline void add_nonzeros(Sums<Rows, Vectors>& sums, Reader reader, const float* 
       multiply_add(sums, reader, tile + nonzero[0].offset, nonzero[0].value);
       multiply_add(others, reader, tile + nonzero[1].offset, nonzero[1].value);
     }
-    PACKEDCONV_UNROLL
-    for (int r = 0; r < Rows; ++r)
-      PACKEDCONV_UNROLL
-      for (int v = 0; v < Vectors; ++v) sums.at[r][v] += others.at[r][v];
+    sums.at.add(others.at);
   }
   for (; nonzero != end; ++nonzero)
     multiply_add(sums, reader, tile + nonzero->offset, nonzero->value);
@@ -550,33 +569,40 @@ void compute_aligned(const TileWork& work) {
   constexpr std::int64_t kTile = Rows * Vectors * kLanes;
   constexpr std::int64_t kRow = Vectors * kLanes;
   const AlignedRows<Vectors> reader{};
-  const int edge_floats = static_cast<int>(work.edge_floats);
+  const std::int64_t edge_floats = work.edge_floats;
   const std::uint32_t* starts = work.starts;
   float* carry = work.carry;
   for (std::int64_t channel = 0; channel < work.channels; ++channel) {
-    const Vector first = broadcast(work.bias ? work.bias[channel] : 0.0f);
+    const float first = work.bias ? work.bias[channel] : 0.0f;
     Sums<Rows, Vectors> sums;
-    sums.set(first);
-    Vector incoming = first;
+    sums.set(broadcast(first));
+    // Of the pixels beside the tile, row after row.
+    Vector edges = broadcast(first);
+    alignas(sizeof(Vector)) float kept_edges[kLanes];
     const Nonzero* nonzero = work.nonzeros + *starts++;
     for (int shift = work.shifts; shift > 0; --shift) {
       const Nonzero* const end = work.nonzeros + *starts++;
       if (From == Right::edges) {
         for (const Nonzero* i = nonzero; i != end; ++i) {
           const std::int64_t row = static_cast<std::uint32_t>(i->offset) / kRow;
-          incoming += broadcast(i->value) * load(work.edges + row * edge_floats);
+          edges += broadcast(i->value) * load(work.edges + row * edge_floats);
         }
       }
       add_nonzeros(sums, reader, work.tile, nonzero, end);
       nonzero = end;
-      if (From == Right::tile && !work.first_of_row) incoming = load_aligned(carry);
-      if (From != Right::nothing) {
-        PACKEDCONV_UNROLL
-        for (int r = 0; r < Rows; ++r) carry[r] = sums.at[r][0][0];
-        carry += kCarryLanes;
+      Shift<Vectors, From != Right::nothing> move{&first, 0, carry, Vector{}};
+      if (From == Right::edges) {
+        store(edges, kept_edges);
+        edges = next_lanes(edges, edges);
+        move.right = kept_edges;
+        move.right_step = edge_floats;
       }
-      sums.shift(incoming, From == Right::edges ? edge_floats : From == Right::tile ? 1 : 0);
-      if (From == Right::edges) incoming = next_lanes(incoming, incoming);
+      if (From == Right::tile && !work.first_of_row) {
+        move.right = carry;
+        move.right_step = 1;
+      }
+      sums.at.each_backward(move);
+      carry += kCarryLanes;
     }
     add_nonzeros(sums, reader, work.tile, nonzero, work.nonzeros + *starts);
     if (work.sums_before != nullptr) sums.add(work.sums_before + channel * kTile);
@@ -645,6 +671,6 @@ extern const Isa PACKEDCONV_JOIN(isa_, PACKEDCONV_ISA);
 const Isa PACKEDCONV_JOIN(isa_, PACKEDCONV_ISA) = {
     PACKEDCONV_TEXT(PACKEDCONV_ISA), kLanes, kKernels,
     static_cast<int>(sizeof kKernels / sizeof kKernels[0]), fill, finish,
-    scale_floats, unscale_tile, stream_copy, fma_burst};
+    scale_floats, stream_copy, fma_burst};
 
 }  // namespace packedconv

@@ -112,6 +112,7 @@ struct TileWork {
   float* sums_after;
   const float* bias;  // for the first block: one value a channel in the range, or null
   // What follows is for the last block.
+  bool scaled;  // by 2^kScaleExponent, which the output is not
   bool relu;
   bool stream;  // write past the caches
   float* output;  // of the first channel of the range
@@ -149,9 +150,8 @@ struct Isa {
   void (*fill)(const FillWork& work);
   // Makes this thread's streamed writes visible to others; due after its last tile.
   void (*finish)();
-  // Multiplies by 2^kScaleExponent, and what a tile of rows x vectors has written by its inverse.
+  // Multiplies by 2^kScaleExponent.
   void (*scale)(float* target, const float* source, std::int64_t count);
-  void (*unscale)(const TileWork& work, int rows, int vectors);
   // Copies bytes between arrays that begin at multiples of 64, written past the caches.
   void (*stream_copy)(char* target, const char* source, std::size_t bytes);
   // Runs `iterations` passes of independent FMAs in registers; returns the FLOP done.

@@ -223,8 +223,8 @@ bool CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t
     isa->scale(memory.bias, bias, item.channels);
     bias = memory.bias;
   }
-  // What is scaled is read again.
-  place_tile(work, memory, geometry, shape, call.output_strides, schedule.stream && !scaled, index);
+  place_tile(work, memory, geometry, shape, call.output_strides, schedule.stream, index);
+  work->scaled = scaled;
   work->first_of_row = tile + 1 == item.tiles;
   for (std::int64_t b = 0; b < weight.blocks; ++b) {
     const ChannelRange channels = block(b);
@@ -247,7 +247,6 @@ bool CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t
     work->bias = b == 0 ? bias : nullptr;
     (work->first_of_row ? compute_first : compute)(*work);
   }
-  if (scaled) isa->unscale(*work, schedule.rows, schedule.vectors);
   return true;
 }
 

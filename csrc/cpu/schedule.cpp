@@ -233,9 +233,7 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
       if (block_for(g, caches.l1) < g.channels) blocks.push_back(block_for(g, caches.l1));
       for (const std::int64_t block : blocks) {
         schedule.block_channels = block;
-        // Such input comes in runs too short for the processor to see where they lead.
-        schedule.prefetch = input_bytes(shape) > kCacheBytes &&
-                            (g.flat || copies_blocks(g, schedule, 1));
+        schedule.prefetch = input_bytes(shape) > kCacheBytes;
         candidates.push_back({schedule, estimate_cycles(schedule, isa, shape, nonzeros, threads)});
       }
     }
