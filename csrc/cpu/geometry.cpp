@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "../integers.h"
+#include "kernel.h"
 
 namespace packedconv {
 namespace {
@@ -40,7 +41,7 @@ std::int64_t Geometry::tile_floats(std::int64_t of_channels) const {
 }
 
 std::int64_t Geometry::edges_floats(std::int64_t of_channels) const {
-  return edge_floats == 0 ? 0 : of_channels * channel_rows * edge_floats + lanes;
+  return edge_floats == 0 ? 0 : of_channels * channel_rows * edge_floats + kEdgeFloats;
 }
 
 double Geometry::lanes_used() const {
@@ -51,7 +52,7 @@ double Geometry::lanes_used() const {
 
 bool aligned_fits(const packedconv_layer_shape& shape, int lanes, int rows, int vectors) {
   const Geometry g = make_geometry(shape, lanes, rows, vectors, true);
-  return fits(g) && g.column_axis.reach < lanes && g.edge_floats * rows <= lanes;
+  return fits(g) && g.column_axis.reach < lanes && g.edge_floats * rows <= kEdgeFloats;
 }
 
 bool fits(const Geometry& g) {

@@ -577,23 +577,30 @@ void compute_aligned(const TileWork& work) {
     Sums<Rows, Vectors> sums;
     sums.set(broadcast(first));
     // Of the pixels beside the tile, row after row.
-    Vector edges = broadcast(first);
-    alignas(sizeof(Vector)) float kept_edges[kLanes];
+    Registers<kEdgeFloats / kLanes> edges;
+    edges.each([=](Vector& sum, int) PACKEDCONV_INLINE { sum = broadcast(first); });
+    float kept_edges[kEdgeFloats + 1];
+    kept_edges[kEdgeFloats] = 0.0f;
     const Nonzero* nonzero = work.nonzeros + *starts++;
     for (int shift = work.shifts; shift > 0; --shift) {
       const Nonzero* const end = work.nonzeros + *starts++;
       if (From == Right::edges) {
         for (const Nonzero* i = nonzero; i != end; ++i) {
           const std::int64_t row = static_cast<std::uint32_t>(i->offset) / kRow;
-          edges += broadcast(i->value) * load(work.edges + row * edge_floats);
+          const float* const source = work.edges + row * edge_floats;
+          const Vector weight = broadcast(i->value);
+          edges.each([=](Vector& sum, int j) PACKEDCONV_INLINE {
+            sum += weight * load(source + j * kLanes);
+          });
         }
       }
       add_nonzeros(sums, reader, work.tile, nonzero, end);
       nonzero = end;
       Shift<Vectors, From != Right::nothing> move{&first, 0, carry, Vector{}};
       if (From == Right::edges) {
-        store(edges, kept_edges);
-        edges = next_lanes(edges, edges);
+        float* const kept = kept_edges;
+        edges.each([=](Vector& sum, int i) PACKEDCONV_INLINE { store(sum, kept + i * kLanes); });
+        edges.each([=](Vector& sum, int i) PACKEDCONV_INLINE { sum = load(kept + 1 + i * kLanes); });
         move.right = kept_edges;
         move.right_step = edge_floats;
       }
@@ -602,7 +609,7 @@ void compute_aligned(const TileWork& work) {
         move.right_step = 1;
       }
       sums.at.each_backward(move);
-      carry += kCarryLanes;
+      carry += kCarryFloats;
     }
     add_nonzeros(sums, reader, work.tile, nonzero, work.nonzeros + *starts);
     if (work.sums_before != nullptr) sums.add(work.sums_before + channel * kTile);
@@ -610,13 +617,13 @@ void compute_aligned(const TileWork& work) {
   }
 }
 
-// Loads that cross a cache line cost twice as much; only vectors as long as a line always do.
-constexpr bool kAligned = kLanes * sizeof(float) == 64;
+// Loads that cross a cache line cost twice as much. Of long vectors, too many do.
+constexpr bool kAligned = kLanes * sizeof(float) >= 32;
 
 template <int Rows, int Vectors>
 constexpr TileKernel tile_kernel() {
-  static_assert(!kAligned || kCarryLanes == kLanes, "a vector is carried");
-  static_assert(Rows <= kCarryLanes, "a row has a lane of the carried sums");
+  static_assert(Rows <= kCarryFloats, "every row has a carried sum");
+  static_assert(kEdgeFloats % kLanes == 0, "edges are whole vectors");
   return {Rows, Vectors, compute_loose<Rows, Vectors>,
           kAligned ? compute_aligned<Rows, Vectors, Right::nothing> : nullptr,
           kAligned ? compute_aligned<Rows, Vectors, Right::tile> : nullptr,

@@ -11,8 +11,10 @@
 
 namespace packedconv {
 
-// Of a carried vector, whose lane r is that of row r.
-constexpr int kCarryLanes = 16;
+// Room for the sums that are carried at a shift, one of each row of a tile; and for the pixels
+// beside the rows of a tile, at most.
+constexpr int kCarryFloats = 16;
+constexpr int kEdgeFloats = 16;
 // Of so few sums there are two sets, since each would wait for its own multiply-adds.
 constexpr int kFewSums = 8;
 
@@ -99,7 +101,7 @@ struct TileWork {
   const std::uint32_t* starts;
   int shifts;
   // Where tiles of a row come one after the other from the right: the sums in lane 0 of the
-  // rows before each shift, [channel][shift][kCarryLanes]. Those of the tile to the right are
+  // rows before each shift, [channel][shift][kCarryFloats]. Those of the tile to the right are
   // shifted into this one, unless it is the first, and replaced by this one's.
   float* carry;
   bool first_of_row;

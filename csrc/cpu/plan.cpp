@@ -155,7 +155,7 @@ void CpuPlan::State::set_tiles(const PackedView& packed, int threads) {
   counts.sums_floats =
       weight.blocks > 1 ? most * schedule.rows * schedule.vectors * isa->lanes : 0;
   counts.carry_floats =
-      geometry.carries ? weight.blocks * most * geometry.shifts() * kCarryLanes : 0;
+      geometry.carries ? weight.blocks * most * geometry.shifts() * kCarryFloats : 0;
   counts.bias_floats = most;
   ThreadMemory counted;
   thread_bytes = cut_memory(nullptr, geometry, counts, &counted);
@@ -241,7 +241,7 @@ bool CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t
       work->edges += channels.first * geometry.channel_rows * geometry.edge_floats;
     }
     work->starts = weight.channel_starts(b, item.first_channel);
-    work->carry = memory.carry + b * item.channels * geometry.shifts() * kCarryLanes;
+    work->carry = memory.carry + b * item.channels * geometry.shifts() * kCarryFloats;
     work->sums_before = b == 0 ? nullptr : memory.sums;
     work->sums_after = b + 1 == weight.blocks ? nullptr : memory.sums;
     work->bias = b == 0 ? bias : nullptr;

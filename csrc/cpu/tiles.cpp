@@ -232,7 +232,7 @@ Magnitudes fill_tiles(const ThreadMemory& memory, const Geometry& g, const Isa& 
     // A vector at the last row reads on into what no output uses, and which must not be slow to
     // compute with.
     float* const end = memory.edges + channels.count * g.channel_rows * g.edge_floats;
-    std::fill(end, end + g.lanes, 0.0f);
+    std::fill(end, end + kEdgeFloats, 0.0f);
   }
   return magnitudes;
 }
