@@ -19,9 +19,11 @@ constexpr std::int64_t kItemsPerThread = 4;
 constexpr std::int64_t kMostCopied = 256 << 20;
 // Of the first cache for the input of a block; the rest passes through.
 constexpr double kTileShare = 0.85;
+// Of the second cache for the input of a tile that stays there, beside weights and sums.
+constexpr double kSecondShare = 1.0 / 6.0;
 
 // What schedules are compared by, about cycles of one core: fitted to the times of all
-// candidates on layers of many shapes (Intel Xeon with AVX-512, two cores).
+// candidates on layers of many shapes (AMD Zen 4 with AVX-512, two cores).
 struct Costs {
   double nonzero;  // of each nonzero and tile, beside those of its sums
   double sum;      // of a multiply-add with a load that crosses no line
@@ -34,9 +36,10 @@ struct Costs {
   double store_far;            // factor for an output beyond the caches that is not streamed
   double fill, fill_block;     // of a vector of the copy, and of one that stays in the first cache
   double second, gather;       // factors for every second pixel, and for others
+  double idle;  // share of the time that threads without an item would wait for the last ones
 };
-constexpr Costs kCosts{0.85, 1.2, 4.0,  1.4, 1.9, 25.0, 1.2, 1.3,
-                       2.0,  2.1, 5.15, 3.3, 8.6, 5.5, 2.2, 16.0};
+constexpr Costs kCosts{0.98, 1.0, 4.0, 1.36, 1.89, 12.1, 0.37, 1.94, 4.83,
+                       2.18, 8.8, 6.7, 7.8,  8.5,  2.0,  16.0, 0.25};
 
 // Bytes of the caches of one core; common values where the system does not tell.
 struct CacheSizes {
@@ -110,8 +113,8 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
   const double blocks = static_cast<double>(ceil_div(g.channels, schedule.block_channels));
   const double tiles = static_cast<double>(g.tiles) * groups;
   const std::int64_t strip = g.carries ? g.column_blocks : schedule.strip;
-  const double strips =
-      static_cast<double>(ceil_div(std::max<std::int64_t>(1, g.tiles), strip)) * groups;
+  const std::int64_t strips =
+      ceil_div(std::max<std::int64_t>(1, g.tiles), strip) * shape.groups;
 
   // A load costs two where it crosses a line of 64 bytes, as it does at all addresses but one
   // in 16 when it is as long as a line.
@@ -124,8 +127,9 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
   // Input that does not stay in the first cache comes from the second, or from beyond.
   const double l1 = static_cast<double>(caches.l1), l2 = static_cast<double>(caches.l2);
   if (static_cast<double>(block_bytes(g, schedule.block_channels)) > l1)
-    per_nonzero *= static_cast<double>(block_bytes(g, g.channels)) > l2 / 2 ? cost.beyond_l2
-                                                                            : cost.from_l2;
+    per_nonzero *= static_cast<double>(block_bytes(g, g.channels)) > kSecondShare * l2
+                       ? cost.beyond_l2
+                       : cost.from_l2;
 
   const double shift =
       g.shifts() * (sums * cost.shift + (g.carries ? schedule.rows * cost.neighbor : 0.0));
@@ -138,14 +142,17 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
 
   const double step = static_cast<double>(shape.stride_width);
   const double per_vector = step == 1 ? 1.0 : step == 2 ? cost.second : cost.gather;
-  const std::int64_t slices = strips >= static_cast<double>(wanted_items(threads)) ? 1 : 2;
+  const std::int64_t slices = ceil_div(wanted_items(threads), strips);
   const bool blockwise = copies_blocks(g, schedule, slices);
   const double fill_strip = static_cast<double>(strip * g.channels * g.channel_rows) * per_vector *
                             (blockwise ? cost.fill_block : cost.fill) *
                             static_cast<double>(ceil_div(g.row_step, isa.lanes));
   // Every thread fills the strips of which it computes a slice.
-  const double fills = std::max(1.0, strips / threads);
-  return compute / threads + fill_strip * fills;
+  const double fills = static_cast<double>(ceil_div(strips, std::int64_t{threads}));
+  const double items = static_cast<double>(strips * slices);
+  const double most = static_cast<double>(ceil_div(strips * slices, std::int64_t{threads}));
+  const double waiting = 1.0 + cost.idle * (most * threads / items - 1.0);
+  return compute / threads * waiting + fill_strip * fills;
 }
 
 // Whether all that a tile writes is whole lines of 64 bytes.
