@@ -40,10 +40,18 @@ inline void store(Vector value, float* target) {
 
 inline Vector broadcast(float value) { return value - Vector{}; }
 
-// Keeps NaN, as torch.relu does.
+// Keeps NaN, as torch.relu does: the maximum of x86 is its second operand where one is NaN.
 inline Vector relu(Vector x) {
   const Vector zero{};
+#if defined(__AVX512F__)
+  return _mm512_maskz_max_ps(0xffff, zero, x);
+#elif defined(__AVX__)
+  return _mm256_max_ps(zero, x);
+#elif defined(__SSE__)
+  return _mm_max_ps(zero, x);
+#else
   return x < zero ? zero : x;
+#endif
 }
 
 // Writes past the caches where the instruction set can; `target` is aligned to a vector.

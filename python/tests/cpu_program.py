@@ -50,10 +50,11 @@ HASWELL = ("qemu-x86_64", "-cpu", "Haswell")
 PACKAGES = {"qemu-aarch64": "qemu-user", "qemu-x86_64": "qemu-user"}
 PACKAGES[CROSS_COMPILER] = "g++-aarch64-linux-gnu"
 
-# The instruction sets that there are kernels for, each with its paths: only vectors as long as
-# a cache line have the aligned one.
+# The instruction sets that there are kernels for, each with its paths: only long vectors have the
+# aligned one.
 PATHS = {isa: {"naive", "loose"} for isa in ("x86_64_v4", "x86_64_v3", "x86_64_v2", "aarch64")}
-PATHS["x86_64_v4"].add("aligned")
+for isa in ("x86_64_v4", "x86_64_v3"):
+    PATHS[isa].add("aligned")
 
 # Which schedules a layer runs with: an index of cpu_schedules, or one of these.
 DEFAULT, EVERY = -1, -2
