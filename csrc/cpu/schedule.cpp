@@ -28,7 +28,7 @@ struct Costs {
   double nonzero;  // of each nonzero and tile, beside those of its sums
   double sum;      // of a multiply-add with a load that crosses no line
   double latency;  // of a multiply-add until its sum is there
-  double from_l2, beyond_l2;  // factors for input that does not stay in the first cache
+  double from_l2, beyond_l2;  // factors for what does not stay in the first cache
   double channel;  // of an output channel and block
   double shift, carry;  // of moving a sum by a pixel, and through memory between two blocks
   double neighbor;  // of a row for which a tile passes sums to the next, with each shift
@@ -38,8 +38,8 @@ struct Costs {
   double second, gather;       // factors for every second pixel, and for others
   double idle;  // share of the time that threads without an item would wait for the last ones
 };
-constexpr Costs kCosts{0.98, 1.0, 4.0, 1.36, 1.89, 12.1, 0.37, 1.94, 4.83,
-                       2.18, 8.8, 6.7, 7.8,  8.5,  2.0,  16.0, 0.25};
+constexpr Costs kCosts{0.86, 0.97, 4.0, 1.63, 2.18, 17.4, 0.44, 2.41, 4.76,
+                       2.35, 7.4,  7.0, 8.7,  8.4,  2.23, 16.0, 0.25};
 
 // Bytes of the caches of one core; common values where the system does not tell.
 struct CacheSizes {
@@ -124,12 +124,15 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
   double per_nonzero = cost.nonzero + sums * cost.sum * (anywhere ? 1.0 + crossing : 1.0);
   // Few sums wait for their own multiply-adds.
   per_nonzero = std::max(per_nonzero, cost.latency / (sums <= kFewSums ? 2.0 : 1.0));
-  // Input that does not stay in the first cache comes from the second, or from beyond.
+  // What does not stay in the first cache comes from the second, or from beyond.
   const double l1 = static_cast<double>(caches.l1), l2 = static_cast<double>(caches.l2);
-  if (static_cast<double>(block_bytes(g, schedule.block_channels)) > l1)
-    per_nonzero *= static_cast<double>(block_bytes(g, g.channels)) > kSecondShare * l2
-                       ? cost.beyond_l2
-                       : cost.from_l2;
+  const double block = static_cast<double>(block_bytes(g, schedule.block_channels));
+  if (block > l1) {
+    const double factor = static_cast<double>(block_bytes(g, g.channels)) > kSecondShare * l2
+                              ? cost.beyond_l2
+                              : cost.from_l2;
+    per_nonzero *= 1.0 + (factor - 1.0) * (1.0 - kTileShare * l1 / block);
+  }
 
   const double shift =
       g.shifts() * (sums * cost.shift + (g.carries ? schedule.rows * cost.neighbor : 0.0));
