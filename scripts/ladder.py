@@ -1,20 +1,6 @@
 """Time every rung of the ladder for one layer on a CPU."""
 
-from packedconv.bench.cpu_steps import ladder
-from packedconv.script import experiment_parser, run
-from packedconv.settings import load_settings
-
-
-def main() -> None:
-    options = experiment_parser(__doc__).parse_args()
-    ladder(
-        load_settings(options.settings),
-        options.experiment,
-        options.stamp,
-        options.out,
-        options.facts,
-    )
-
+from packedconv.bench.cpu_steps import ladder, run_step
 
 if __name__ == "__main__":
-    run(main)
+    run_step(__doc__, ladder)

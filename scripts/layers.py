@@ -1,20 +1,6 @@
 """Time one layer of the tables layers and layers_cold on a CPU."""
 
-from packedconv.bench.cpu_steps import layers
-from packedconv.script import experiment_parser, run
-from packedconv.settings import load_settings
-
-
-def main() -> None:
-    options = experiment_parser(__doc__).parse_args()
-    layers(
-        load_settings(options.settings),
-        options.experiment,
-        options.stamp,
-        options.out,
-        options.facts,
-    )
-
+from packedconv.bench.cpu_steps import layers, run_step
 
 if __name__ == "__main__":
-    run(main)
+    run_step(__doc__, layers)

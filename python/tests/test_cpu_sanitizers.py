@@ -3,7 +3,6 @@
 Arrays are heap blocks of their exact size; images begin in them at any multiple of 4 bytes.
 """
 
-import numpy as np
 import pytest
 from cpu_program import (
     DEFAULT,
@@ -21,6 +20,7 @@ from cpu_program import (
 )
 from drawn_layers import LAYERS
 from emulation import ADDRESS, StoppedError
+from tampered import TAMPERED, tampered
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,7 +81,7 @@ def test_drawn_layers_under_thread_sanitizer(thread_sanitized):
 # Bad input: an error from planning, nothing read or written out of bounds.
 
 
-def tampered(name):
+def tampered_case(name):
     """A layer with two blocks of input channels, its words or offsets changed after packing."""
     layer = next(
         layer
@@ -93,61 +93,12 @@ def tampered(name):
         and layer.batch != 0
     )
     prepared = prepare_drawn(layer)
-    call = prepared.call
-    words, offsets = call.words.copy(), call.offsets.copy()
-    middle = len(words) // 2
-    if name == "channel":
-        words[-1] |= 0xFF00
-    elif name == "px":
-        words[middle] |= 0xF0
-    elif name == "py":
-        words[middle] |= 0xF
-    elif name == "zero":
-        words[0] &= 0xFFFF
-    elif name == "infinity":
-        words[0] = words[0] & 0xFFFF | 0x7C000000
-    elif name == "order":
-        words[:2] = words[1::-1]
-    elif name == "twice":
-        words[1] = words[0]
-    elif name == "offsets fall":
-        offsets[0, 1] = offsets[0, 2] + 1
-    elif name == "offsets beyond the words":
-        offsets[-1, -1] += 1
-    elif name == "huge offset":
-        offsets[0, 1] = 0xFFFFFFFF
-    elif name == "first offset":
-        offsets[0, 0] = 1
-    elif name == "too few offsets":
-        offsets = offsets[:, :-1]
-    elif name == "too few words":
-        words = words[:middle]
-    elif name == "another block":
-        offsets = np.concatenate([offsets, offsets])
-    changed = call._replace(words=words, offsets=np.ascontiguousarray(offsets))
-    return Case(prepared._replace(call=changed))
-
-
-TAMPERED = {
-    "channel": "an input channel below",
-    "px": "a kernel column px below",
-    "py": "a kernel row py below",
-    "zero": "finite value other than zero",
-    "infinity": "finite value other than zero",
-    "order": "in the order of",
-    "twice": "in the order of",
-    "offsets fall": "never fall",
-    "offsets beyond the words": "number of words",
-    "huge offset": "never fall",
-    "first offset": "offset 0",
-    "too few offsets": "expected offsets",
-    "too few words": "number of words",
-    "another block": "blocks of 256 input channels",
-}
+    words, offsets = tampered(prepared.call.words, prepared.call.offsets, name)
+    return Case(prepared._replace(call=prepared.call._replace(words=words, offsets=offsets)))
 
 
 def test_tampered_weights_are_refused(address_sanitized):
-    tampered_cases = [tampered(name) for name in TAMPERED]
+    tampered_cases = [tampered_case(name) for name in TAMPERED]
     for which in (DEFAULT, EVERY):
         asked = [case._replace(which=which) for case in tampered_cases]
         for message, case, (result,) in zip(

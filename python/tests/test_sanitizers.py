@@ -1,6 +1,5 @@
 """The CUDA kernels' source on the CPU under sanitizers, and what planning refuses."""
 
-import numpy as np
 import pytest
 from emulation import A100, ADDRESS, TEGRA_X1, THREAD, Case, build_sanitized, run_cases
 from odd_layers import (
@@ -18,6 +17,7 @@ from odd_layers import (
     paper_config,
     run_right,
 )
+from tampered import TAMPERED, tampered
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -104,64 +104,16 @@ IMPLEMENTATIONS = {"auto": (), "column": (4, 1, 40, 32, 4, 1, 1, 1), "paper": (8
 IMPLEMENTATIONS["general"] = ()
 
 
-def tampered(name):
-    """The words and offsets of LAYERS[0], changed after packing."""
+def tampered_call(name):
     call = new_call(LAYERS[0])
-    words, offsets = call.words.copy(), call.offsets.copy()
-    middle = len(words) // 2
-    if name == "channel":
-        words[-1] |= 0xFF00
-    elif name == "px":
-        words[middle] |= 0xF0
-    elif name == "py":
-        words[middle] |= 0xF
-    elif name == "zero":
-        words[0] &= 0xFFFF
-    elif name == "infinity":
-        words[0] = words[0] & 0xFFFF | 0x7C000000
-    elif name == "order":
-        words[:2] = words[1::-1]
-    elif name == "twice":
-        words[1] = words[0]
-    elif name == "offsets fall":
-        offsets[0, 3] = offsets[0, 4] + 1
-    elif name == "offsets beyond the words":
-        offsets[0, -1] += 1
-    elif name == "huge offset":
-        offsets[0, 5] = 0xFFFFFFFF
-    elif name == "first offset":
-        offsets[0, 0] = 1
-    elif name == "too few offsets":
-        offsets = offsets[:, :-1]
-    elif name == "too few words":
-        words = words[:middle]
-    elif name == "another block":
-        offsets = np.concatenate([offsets, offsets])
-    return call._replace(words=words, offsets=np.ascontiguousarray(offsets))
-
-
-TAMPERED = {
-    "channel": "an input channel below 37",
-    "px": "a kernel column px below 3",
-    "py": "a kernel row py below 3",
-    "zero": "finite value other than zero",
-    "infinity": "finite value other than zero",
-    "order": "in the order of",
-    "twice": "in the order of",
-    "offsets fall": "never fall",
-    "offsets beyond the words": "number of words",
-    "huge offset": "never fall",
-    "first offset": "offset 0",
-    "too few offsets": "expected offsets",
-    "too few words": "number of words",
-    "another block": "blocks of 256 input channels",
-}
+    words, offsets = tampered(call.words, call.offsets, name)
+    return call._replace(words=words, offsets=offsets)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_tampered_weights_are_refused(address_sanitized, implementation):
     config = IMPLEMENTATIONS[implementation]
-    cases = [Case(tampered(name), implementation, config) for name in TAMPERED]
+    cases = [Case(tampered_call(name), implementation, config) for name in TAMPERED]
     for message, result in zip(TAMPERED.values(), run_cases(address_sanitized, cases)):
         assert result.kernel == "error"
         assert message in result.sentence

@@ -17,13 +17,34 @@ from packedconv.bench.steps import (
 )
 from packedconv.device import DeviceError, require
 from packedconv.samples_file import EXPERIMENT_COLUMNS, format_csv, text_sha256, write_text
-from packedconv.settings import Settings, settings_hash
+from packedconv.script import experiment_parser, run
+from packedconv.settings import Settings, load_settings, settings_hash
 
 # More than any layer has: a ladder's rungs, or the contenders of a table.
 _MOST_CONTENDERS = 12
 
 # Rows of the samples file and facts of a layer on so many threads.
 Measure = typing.Callable[[Settings, Experiment, int], typing.Any]
+
+
+# settings, experiment text, stamp, samples and facts to write, as `layers` takes them.
+Step = typing.Callable[[Settings, str, str, str, str], None]
+
+
+def run_step(description: typing.Optional[str], step: Step) -> None:
+    """The whole of a script: its arguments, and a step."""
+
+    def main() -> None:
+        options = experiment_parser(description).parse_args()
+        step(
+            load_settings(options.settings),
+            options.experiment,
+            options.stamp,
+            options.out,
+            options.facts,
+        )
+
+    run(main)
 
 
 def layers(
