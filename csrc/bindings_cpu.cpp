@@ -122,6 +122,18 @@ void execute(const CpuPlan& plan, std::uintptr_t input, const Quad& input_stride
                make_strides(output_strides), threads);
 }
 
+std::unique_ptr<CpuPartialExecution> make_partial(const CpuPlan& plan, int threads, bool fill,
+                                                  bool stores) {
+  return std::make_unique<CpuPartialExecution>(plan, threads, CpuOmissions{!fill, !stores});
+}
+
+void execute_partly(CpuPartialExecution& execution, std::uintptr_t input,
+                    const Quad& input_strides, std::uintptr_t output,
+                    const Quad& output_strides) {
+  execution.execute(reinterpret_cast<const float*>(input), make_strides(input_strides),
+                    reinterpret_cast<float*>(output), make_strides(output_strides));
+}
+
 }  // namespace
 
 void bind_cpu(py::module_& module) {
@@ -138,6 +150,14 @@ void bind_cpu(py::module_& module) {
                              [](const CpuPlan& plan) { return schedule_dict(plan.schedule()); })
       .def_property_readonly("facts", &facts_dict)
       .def_property_readonly("why", [](const CpuPlan& plan) { return plan.facts().why; });
+  py::class_<CpuPartialExecution>(module, "CpuPartialExecution", py::module_local(),
+                                  "Executions without part of their work, for measuring only: "
+                                  "their output is wrong by design.")
+      .def(py::init(&make_partial), py::arg("plan"), py::arg("threads"), py::kw_only(),
+           py::arg("fill"), py::arg("stores"), py::keep_alive<1, 2>())
+      .def("execute", &execute_partly, py::arg("input"), py::arg("input_strides"),
+           py::arg("output"), py::arg("output_strides"),
+           py::call_guard<py::gil_scoped_release>());
   module.def("cpu_schedules", &schedule_dicts, py::arg("input_shape"), py::arg("output_shape"),
              py::arg("words"), py::arg("offsets"), py::arg("kernel"), py::arg("stride"),
              py::arg("padding"), py::arg("dilation"), py::arg("groups"), py::arg("threads"));

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "../integers.h"
@@ -35,6 +36,7 @@ struct ThreadState {
   std::int64_t filled = -1;  // the strip whose input is in memory
   Scaling scaling = Scaling::until_tiny;
   bool tiny = false;  // whether that strip has tiny numbers
+  char* filled_once = nullptr;  // where tiles are filled once: whether they have been
 };
 
 bool is_tiny(const Magnitudes& magnitudes) { return magnitudes.least < kTinyMagnitude; }
@@ -65,6 +67,8 @@ struct CpuPlan::State {
     float* output;
     packedconv_strides output_strides;
     Magnitudes bias_magnitudes;
+    CpuOmissions omitted;
+    char* filled_once;  // of each thread, where the fill is omitted
   };
   // An item is a slice of the output channels of a group, for a strip of tiles.
   struct Item {
@@ -94,6 +98,13 @@ struct CpuPlan::State {
     return naive() ? shape.batch * shape.out_channels : shape.groups * strips * slices;
   }
 
+  int workers(int threads) const {
+    return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(threads, items())));
+  }
+  std::size_t workspace_bytes(int workers) const {
+    return (sizeof(Share) + thread_bytes) * static_cast<std::size_t>(workers);
+  }
+
   void set_naive(const PackedView& packed);
   void set_tiles(const PackedView& packed, int threads);
   Item find_item(std::int64_t index) const;
@@ -113,6 +124,7 @@ struct CpuPlan::State {
                 const Call& call) const;
   void compute_item(std::int64_t index, const ThreadMemory& memory, ThreadState* thread,
                     const Call& call) const;
+  void run(const Call& call, int workers, char* memory) const;
 };
 
 void CpuPlan::State::set_naive(const PackedView& packed) {
@@ -194,7 +206,7 @@ void CpuPlan::State::fetch(PrefetchWork* prefetch, const ThreadMemory& memory, c
                            const Item& item, ChannelRange channels, std::int64_t tile,
                            std::int64_t steps) const {
   *prefetch = PrefetchWork{};
-  if (!schedule.prefetch || tile >= geometry.tiles) return;
+  if (!schedule.prefetch || call.omitted.fill || tile >= geometry.tiles) return;
   *prefetch = next_rows(memory, geometry, shape, group_input(item, call), call.input_strides,
                         channels, tile, std::min(counts.tiles, geometry.tiles - tile));
   prefetch->per_channel = ceil_div(prefetch->count * prefetch->lines, steps);
@@ -204,6 +216,10 @@ void CpuPlan::State::fetch(PrefetchWork* prefetch, const ThreadMemory& memory, c
 bool CpuPlan::State::fill(const Item& item, ChannelRange channels, std::int64_t tile,
                           std::int64_t count, const ThreadMemory& memory, ThreadState* thread,
                           const Call& call) const {
+  if (thread->filled_once != nullptr) {
+    if (*thread->filled_once) return true;
+    *thread->filled_once = 1;
+  }
   const bool scaled = thread->scaling == Scaling::all;
   const Magnitudes found = fill_tiles(memory, geometry, *isa, shape, group_input(item, call),
                                       call.input_strides, channels, scaled, tile, count);
@@ -224,6 +240,13 @@ bool CpuPlan::State::compute_tile(TileWork* work, const Item& item, std::int64_t
     bias = memory.bias;
   }
   place_tile(work, memory, geometry, shape, call.output_strides, schedule.stream, index);
+  if (call.omitted.stores) {
+    work->whole = memory.stage;
+    work->whole_row_step = geometry.vectors * geometry.lanes;
+    work->run = nullptr;
+    work->channel_stride = 0;
+    work->stream = false;
+  }
   work->scaled = scaled;
   work->first_of_row = tile + 1 == item.tiles;
   for (std::int64_t b = 0; b < weight.blocks; ++b) {
@@ -338,49 +361,88 @@ CpuPlan::CpuPlan(const packedconv_layer_shape& shape, const PackedView& weight, 
 
 CpuPlan::~CpuPlan() = default;
 
-void CpuPlan::execute(const float* input, const packedconv_strides& input_strides,
-                      const float* bias, bool relu, float* output,
-                      const packedconv_strides& output_strides, int threads) const {
-  const State& s = *state_;
-  const std::int64_t items = s.items();
-  if (items == 0) return;
-  const State::Call call{
-      input,  input_strides,  bias, relu,
-      output, output_strides, magnitudes_of(bias, bias == nullptr ? 0 : s.shape.out_channels)};
-  const int workers =
-      static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(threads, items)));
-
-  const std::size_t shares_bytes = sizeof(Share) * static_cast<std::size_t>(workers);
-  const Workspace workspace(shares_bytes + s.thread_bytes * static_cast<std::size_t>(workers));
-  Share* const shares = reinterpret_cast<Share*>(workspace.data());
+// In memory of workspace_bytes(workers).
+void CpuPlan::State::run(const Call& call, int workers, char* memory) const {
+  const std::int64_t count = items();
+  Share* const shares = reinterpret_cast<Share*>(memory);
   for (int i = 0; i < workers; ++i)
-    new (&shares[i]) Share{{items * i / workers}, items * (i + 1) / workers};
+    new (&shares[i]) Share{{count * i / workers}, count * (i + 1) / workers};
+  char* const threads_memory = memory + sizeof(Share) * static_cast<std::size_t>(workers);
 
   parallel(workers, [&](int index) {
-    ThreadMemory memory{};
-    if (!s.naive())
-      cut_memory(workspace.data() + shares_bytes +
-                     s.thread_bytes * static_cast<std::size_t>(index),
-                 s.geometry, s.counts, &memory);
+    ThreadMemory parts{};
+    if (!naive())
+      cut_memory(threads_memory + thread_bytes * static_cast<std::size_t>(index), geometry, counts,
+                 &parts);
     ThreadState thread;
+    if (call.omitted.fill) thread.filled_once = call.filled_once + index;
     for (int i = 0; i < workers; ++i) {
       Share& share = shares[(index + i) % workers];
       for (;;) {
         const std::int64_t item = share.next.fetch_add(1, std::memory_order_relaxed);
         if (item >= share.end) break;
-        if (s.naive())
-          naive_channel(s.shape, input, input_strides, s.view, bias, relu, output, output_strides,
-                        item / s.shape.out_channels, item % s.shape.out_channels);
+        if (naive())
+          naive_channel(shape, call.input, call.input_strides, view, call.bias, call.relu,
+                        call.output, call.output_strides, item / shape.out_channels,
+                        item % shape.out_channels);
         else
-          s.compute_item(item, memory, &thread, call);
+          compute_item(item, parts, &thread, call);
       }
     }
-    s.isa->finish();
+    isa->finish();
   });
+}
+
+void CpuPlan::execute(const float* input, const packedconv_strides& input_strides,
+                      const float* bias, bool relu, float* output,
+                      const packedconv_strides& output_strides, int threads) const {
+  const State& s = *state_;
+  if (s.items() == 0) return;
+  const int workers = s.workers(threads);
+  const Workspace workspace(s.workspace_bytes(workers));
+  s.run({input, input_strides, bias, relu, output, output_strides,
+         magnitudes_of(bias, bias == nullptr ? 0 : s.shape.out_channels),
+         CpuOmissions{false, false}, nullptr},
+        workers, workspace.data());
 }
 
 const CpuSchedule& CpuPlan::schedule() const { return state_->schedule; }
 const CpuPlanFacts& CpuPlan::facts() const { return state_->facts; }
+
+struct CpuPartialExecution::Memory {
+  Memory(int worker_count, std::size_t bytes)
+      : workers(worker_count),
+        workspace(bytes),
+        filled_once(static_cast<std::size_t>(worker_count), 0) {
+    // What no fill ever reaches must not be slow to compute with.
+    std::memset(workspace.data(), 0, bytes);
+  }
+
+  int workers;
+  Workspace workspace;
+  std::vector<char> filled_once;
+};
+
+CpuPartialExecution::CpuPartialExecution(const CpuPlan& plan, int threads,
+                                         const CpuOmissions& omitted)
+    : plan_(plan), omitted_(omitted) {
+  const CpuPlan::State& s = *plan.state_;
+  if (s.naive())
+    throw std::invalid_argument("plan: expected one with tiles, got path naive; give a schedule");
+  const int workers = s.workers(threads);
+  memory_ = std::make_unique<Memory>(workers, s.workspace_bytes(workers));
+}
+
+CpuPartialExecution::~CpuPartialExecution() = default;
+
+void CpuPartialExecution::execute(const float* input, const packedconv_strides& input_strides,
+                                  float* output, const packedconv_strides& output_strides) {
+  const CpuPlan::State& s = *plan_.state_;
+  if (s.items() == 0) return;
+  s.run({input, input_strides, nullptr, false, output, output_strides, magnitudes_of(nullptr, 0),
+         omitted_, memory_->filled_once.data()},
+        memory_->workers, memory_->workspace.data());
+}
 
 std::vector<CpuSchedule> cpu_schedules(const packedconv_layer_shape& shape,
                                        const PackedView& weight, int threads) {

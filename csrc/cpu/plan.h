@@ -72,8 +72,38 @@ class CpuPlan {
   const CpuPlanFacts& facts() const;
 
  private:
+  friend class CpuPartialExecution;
   struct State;
   std::unique_ptr<const State> state_;
+};
+
+// Work that executions leave out.
+struct CpuOmissions {
+  // The copy of the input into tiles, and fetching it ahead. Each thread copies the first tiles
+  // that it computes, once, and computes all with these.
+  bool fill;
+  // Writing the output. Each thread writes all its sums to one tile of its own.
+  bool stores;
+};
+
+// Executions of a plan without part of their work, to measure what it takes. For nothing else:
+// without `fill` the output is wrong, without `stores` it is not written.
+class CpuPartialExecution {
+ public:
+  // On up to `threads` threads. The plan must outlive it. Throws std::invalid_argument (a naive
+  // plan, which has no tiles) and std::bad_alloc.
+  CpuPartialExecution(const CpuPlan& plan, int threads, const CpuOmissions& omitted);
+  ~CpuPartialExecution();
+
+  // As CpuPlan::execute, without bias and ReLU; one call at a time. Allocates nothing.
+  void execute(const float* input, const packedconv_strides& input_strides, float* output,
+               const packedconv_strides& output_strides);
+
+ private:
+  struct Memory;
+  const CpuPlan& plan_;
+  CpuOmissions omitted_;
+  std::unique_ptr<Memory> memory_;
 };
 
 // What a plan of the layer may use, the fastest by estimate first.

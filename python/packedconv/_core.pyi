@@ -34,6 +34,24 @@ class CpuPlan:
     @property
     def why(self) -> str: ...
 
+class CpuPartialExecution:
+    """Executions of a plan without part of their work, to measure what it takes.
+
+    For nothing else: the output is wrong by design. Without `fill`, each thread copies input
+    into its tiles once and never again, and nothing is fetched ahead; without `stores`, sums go
+    to a tile of the thread's own and the output is not touched. One call at a time.
+    Raises ValueError for a naive plan, which has no tiles.
+    """
+
+    def __init__(self, plan: CpuPlan, threads: int, *, fill: bool, stores: bool) -> None: ...
+    def execute(
+        self,
+        input: int,
+        input_strides: Sequence[int],
+        output: int,
+        output_strides: Sequence[int],
+    ) -> None: ...
+
 def cpu_schedules(
     input_shape: Sequence[int],
     output_shape: Sequence[int],
