@@ -12,11 +12,14 @@ import sys
 import typing
 
 if typing.TYPE_CHECKING:
+    from packedconv.advice import Advice, advise
+    from packedconv.calibration import Calibration
     from packedconv.conv import conv2d
     from packedconv.device import devices
     from packedconv.module import SparseConv2d
     from packedconv.packed import PackedWeight, PackWarning, pack
     from packedconv.plan import CpuPlan
+    from packedconv.probes import calibrate
 
 __version__ = "0.1.0"
 
@@ -30,9 +33,25 @@ _HOMES = {
     "SparseConv2d": "packedconv.module",
     "devices": "packedconv.device",
     "CpuPlan": "packedconv.plan",
+    "Advice": "packedconv.advice",
+    "advise": "packedconv.advice",
+    "Calibration": "packedconv.calibration",
+    "calibrate": "packedconv.probes",
 }
 
-__all__ = ["CpuPlan", "PackWarning", "PackedWeight", "SparseConv2d", "conv2d", "devices", "pack"]
+__all__ = [
+    "Advice",
+    "Calibration",
+    "CpuPlan",
+    "PackWarning",
+    "PackedWeight",
+    "SparseConv2d",
+    "advise",
+    "calibrate",
+    "conv2d",
+    "devices",
+    "pack",
+]
 
 
 def __getattr__(name):
