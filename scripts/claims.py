@@ -1,9 +1,8 @@
 """The paper's statements, each with a verdict (figures/claims.csv, .md and .tex)."""
 
-from packedconv.evidence import claims, published
+from packedconv.evidence import claims, claims_report, published
 from packedconv.evidence.arguments import table_parser
 from packedconv.evidence.samples import Results
-from packedconv.evidence.tabular import write_table
 from packedconv.script import run
 
 
@@ -21,15 +20,14 @@ def main() -> None:
     paper = published.load(options.paper)
     results = [Results.load(folder) for folder in options.results]
     table = claims.claims(paper, results, options.device)
-    write_table(
+    claims_report.write(
         table,
         options.out,
-        "Statements of the paper and what became of them",
+        claims_report.CAPTION,
         "tab:claims",
-        shown=claims.shown(table, options.device),
-        preamble=claims.preamble(paper, table, results, options.device),
-        column_format=claims.column_formats(options.device),
-        long=True,
+        lambda link: claims_report.parts(table, options.device, link),
+        claims_report.preamble(paper, table, results, options.device),
+        claims_report.column_formats(options.device),
     )
 
 

@@ -1,10 +1,13 @@
+import dataclasses
 import inspect
 import math
 import pathlib
+import re
 import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from hypothesis import given
@@ -25,12 +28,11 @@ from packedconv.evidence.claims import (
     decidable,
     judge,
     needed_sparsities,
-    preamble,
     printed_text,
     shortfall,
-    shown,
     tolerance_text,
 )
+from packedconv.evidence.claims_report import markdown_link, parts, plain_name, preamble
 from packedconv.evidence.quantities import COMPUTED, MEASURED, SWEEPS, Measurement, Part
 from packedconv.evidence.samples import Results
 
@@ -77,14 +79,14 @@ A100_CHANNELS = (48, 64, 80, 96, 112, 128, 256)
 
 
 def a100_speedup(out_channels, sparsity):
-    """What section 6.1 says, in numbers."""
+    """What section 6.1 says, in numbers; where it has none, clear of the limits."""
     if out_channels == 48:
         return np.interp(sparsity, [0.90, 0.98], [1.07, 1.63])
     if out_channels == 80:
         return np.interp(sparsity, [0.90, 0.98], [1.03, 1.65])
     if out_channels == 64:
-        return np.interp(sparsity, [0.90, 0.91, 0.98], [0.99, 1.0, 1.6])
-    return np.interp(sparsity, [0.90, 0.92, 0.98], [0.96, 1.0, 1.6])
+        return np.interp(sparsity, [0.90, 0.91, 0.98], [0.93, 1.0, 1.6])
+    return np.interp(sparsity, [0.90, 0.92, 0.98], [0.91, 1.0, 1.6])
 
 
 def nano_speedup(out_channels, sparsity):
@@ -99,7 +101,7 @@ def a100_results(folder, **changes):
         "out_channels": A100_CHANNELS,
         "speedup": a100_speedup,
         "batch": 32,
-        "dense_flops": 25e12,
+        "dense_flops": 25.8e12,
         "peak_flops": 19.5e12,
         "bandwidth": 2.0e12,
         "rounds": 5,
@@ -364,9 +366,11 @@ def test_numbers_come_in_the_printed_unit(on_a100):
     row = on_a100.loc["a100.throughput.sparse.s90"]
     assert row["printed"] == "2.4 TFLOP/s"
     value, unit = row["obtained"].split()
-    assert (float(value), unit) == (pytest.approx(2.4, rel=0.005), "TFLOP/s")
+    assert (float(value), unit) == (pytest.approx(0.91 * 2.58, rel=0.005), "TFLOP/s")
     low, high = (float(end.split()[0]) for end in row["interval"].split(" – "))
-    assert 2.39 < low <= high < 2.42
+    # Rounds hardly differ here; runs may, by 1 % (config/paper.yaml).
+    assert 0.96 * float(value) < low < 0.98 * float(value)
+    assert 1.02 * float(value) < high < 1.04 * float(value)
 
 
 def test_stated_roofs_come_before_measured_ones(paper, tmp_path):
@@ -556,7 +560,9 @@ def test_noise_leaves_a_verdict_open(paper, tmp_path):
 
 
 def test_one_block_reads_the_split_from_the_facts(paper, tmp_path):
-    results = a100_results(tmp_path)
+    results = a100_results(
+        tmp_path, speedup=lambda oc, s: a100_speedup(oc, s) * (1 if oc in (48, 80) else 0.9)
+    )
     for name in results.facts:
         # The paper's statement is about S .98; elsewhere the split may be another.
         split = 1 if name in ("oc48", "oc80") else 2
@@ -695,6 +701,45 @@ def test_an_analogue_has_the_shapes_of_the_statement(paper, tmp_path):
         " the statement is about IC 32, 256×256, K 3"
     )
     assert row["analogue_obtained"] == ""
+
+
+def two_workloads(folder):
+    """A CPU's run with the layers of both workloads, the Nano's named apart."""
+    a = cpu_results(folder / "a")
+    b = cpu_results(folder / "b", out_channels=(32, 40, 48), in_channels=16, size=128, batch=8)
+    named = {
+        field: getattr(b, field).assign(layer="nano_" + getattr(b, field)["layer"])
+        for field in ("samples", "errors")
+    }
+    both = {
+        field: pd.concat([getattr(a, field), frame], ignore_index=True)
+        for field, frame in named.items()
+    }
+    facts = {**a.facts, **{f"nano_{name}": facts for name, facts in b.facts.items()}}
+    return a, b, dataclasses.replace(a, facts=facts, every_sample=both["samples"], **both)
+
+
+def test_a_run_with_both_workloads_has_analogues_of_both(paper, tmp_path):
+    a, b, both = two_workloads(tmp_path)
+    table, first, second = (
+        claims(paper, [results], "cpu").set_index("id") for results in (both, a, b)
+    )
+    names = [column for column in COLUMNS if column.startswith("analogue")]
+    assert table.loc["nano.sem", "analogue_shown_in"] == "cpu/fig5_nano.png; cpu/fig6_nano.png"
+    names.remove("analogue_shown_in")
+    mine = table.index.str.startswith("a100.")
+    assert (table.loc[mine, names] == first.loc[mine, names]).all(axis=None)
+    nano = table.index.str.startswith("nano.")
+    assert (table.loc[nano, "analogue_device"] == "cpu (N 8, IC 16, 128×128, K 3)").all()
+    # The draws of another run's times are those of another layer's name.
+    names.remove("analogue_interval")
+    names.remove("analogue_summary")
+    assert (table.loc[nano, names] == second.loc[nano, names]).all(axis=None)
+    assert table.loc["a100.sem", "analogue_shown_in"] == "cpu/fig5.png; cpu/fig6.png"
+    inherent = table.loc["general.inherent"]
+    assert inherent["analogue_obtained"]
+    assert inherent["analogue_shown_in"] == "cpu/fig7.png; cpu/fig7_nano.png"
+    assert "not clear" not in "".join(table["analogue_verdict"])
 
 
 # Too little measured
@@ -903,6 +948,10 @@ def test_the_preamble_says_what_the_verdicts_are_worth(paper, on_cpu, tmp_path):
         assert f"{number} {verdict_}" in text
     assert "about: a CPU and its kernel, N 1 instead of 32 (NVIDIA A100). It is no" in text
     assert "decide nothing" not in text
+    assert "interval of 99 %" in text
+    assert "4 % on a CPU and 1 % on a GPU" in text
+    assert "- cpu, run paper: " in text
+    assert "5 rounds of 2 executions; N 1, IC 32, 256×256, K 3, OC 48, 64" in text
 
 
 def test_the_preamble_names_only_what_differs(paper, on_cpu, tmp_path):
@@ -910,33 +959,88 @@ def test_the_preamble_names_only_what_differs(paper, on_cpu, tmp_path):
     table = claims(paper, results, "h200")
     text = preamble(paper, table, results, "h200")
     assert "No GPU was measured" not in text
+    assert text.count("\n- h200, run paper: Synthetic h200") == 1
     assert "statement is about: another GPU. It is no" in text
 
 
-def test_what_a_reader_sees(paper, on_cpu):
-    parts = shown(on_cpu.reset_index(), "cpu")
-    assert [part.title.split()[0] for part in parts] == ["Theory", "NVIDIA", "NVIDIA", "In"]
-    assert sum(len(part.frame) for part in parts) == len(paper.statements)
-    theory, a100, nano, _ = parts
-    assert list(theory.frame) == [
-        "id",
-        "statement",
-        "printed (limit)",
-        "obtained [interval]",
-        "verdict",
+def titled(groups, title):
+    (found,) = (group for group in groups if group.title.startswith(title))
+    return found
+
+
+def test_one_line_a_statement(paper, on_cpu):
+    groups = parts(on_cpu.reset_index(), "cpu", markdown_link)
+    titles = [
+        "Verdicts",
+        "Analogues on cpu",
+        "Theory",
+        "NVIDIA A100",
+        "NVIDIA Jetson",
+        "In general",
     ]
-    assert list(a100.frame) == ["id", "statement", "printed (limit)", "analogue: cpu"]
-    assert "Analogues are of cpu (N 1, IC 32, 256×256, K 3)." in a100.intro
-    assert "verdict: not testable here – about the NVIDIA A100; no results" in a100.intro
+    titles = [*titles, "Notes"]
+    for group, title in zip(groups, titles, strict=True):
+        assert group.title.startswith(title)
+    listed = pd.concat([group.frame for group in groups[2:-1]])
+    assert list(listed["id"]) == [entry["id"] for entry in paper.statements]
+    assert not listed.astype("str").apply(lambda column: column.str.contains("\n")).any(axis=None)
+    a100 = titled(groups, "NVIDIA A100")
+    assert a100.intro == "Analogues are of cpu (N 1, IC 32, 256×256, K 3)."
+    assert list(a100.frame) == [
+        *("id", "statement", "printed (limit)", "verdict"),
+        *("analogue: cpu", "its verdict", "its figure"),
+    ]
     row = a100.frame.set_index("id").loc["a100.speedup.oc48.s90"]
     assert row["statement"] == "Speedup at OC 48, S 0.90 (6.1, Fig. 5a)"
     assert row["printed (limit)"] == "1.07× (± 10 %)"
-    value, judged = row["analogue: cpu"].split(" → ")
-    assert value.startswith("2.0")
-    assert value.endswith("×]")
-    assert judged == NOT_REPLICATED
-    assert list(nano.frame) == ["id", "statement", "printed (limit)"]
-    assert "the statement is about IC 16, 128×128, K 3" in nano.intro
+    assert re.fullmatch(r"2\.0\d× \[1\.\d+ – 2\.\d+\]", row["analogue: cpu"])
+    assert row["its verdict"] == NOT_REPLICATED
+    assert row["its figure"] == "[Fig. 5](cpu/fig5.png)"
+    notes = titled(groups, "Notes").frame.set_index("")["note"]
+    assert notes[re.search(r"\(\d+\)", row["verdict"])[0]].startswith("about the NVIDIA A100; no")
+    theory = titled(groups, "Theory").frame.set_index("id")
+    assert theory.loc["theory.table2", "shown in"] == "[Table 2](table2.md)"
+    assert "its verdict" not in theory
+
+
+def test_values_of_several_parts_fit_on_a_line(on_a100):
+    several = on_a100.loc["a100.trend.dense_time"]
+    assert several["obtained"].count("OC ") == 6
+    assert re.fullmatch(r"1(\.0\d)?( to 1\.0\d)? \[.* – .*\], 6 values", several["summary"])
+    groups = parts(on_a100.reset_index(), "a100-sxm4-40gb", plain_name)
+    frame = titled(groups, "NVIDIA A100").frame.set_index("id")
+    assert frame.loc["a100.trend.dense_time", "obtained [interval]"] == several["summary"]
+    assert frame.loc["a100.sem", "shown in"] == "Fig. 5a, Fig. 6a"
+    assert "its verdict" not in frame
+
+
+def test_counts_are_those_of_the_table(paper, on_cpu):
+    table = on_cpu.reset_index()
+    groups = parts(table, "cpu", plain_name)
+    together = titled(groups, "Verdicts").frame.set_index("part").loc["together"]
+    assert dict(together) == counts(table)
+    # What is defined nowhere has no analogue: counted are those that name a device.
+    together = titled(groups, "Analogues").frame.set_index("part").loc["together"]
+    assert together.sum() == (table["analogue_device"] != "").sum()
+    assert "Analogues" not in [
+        group.title.split()[0]
+        for group in parts(claims(only(paper, "theory.table1"), [], "cpu"), "cpu", plain_name)
+    ]
+
+
+def test_every_link_leads_to_what_is_rendered(paper, on_cpu, on_a100, on_nano):
+    panels = [f"fig{n}{panel}.png" for n in (2, 5, 6, 7, 8) for panel in "ab"]
+    known = {*panels, "audit.md", "table1.md", "table2.md", "table3.md"}
+    for table in (on_cpu, on_a100, on_nano):
+        for paths in table["shown_in"]:
+            assert set(filter(None, paths.split("; "))) <= known
+        for device, paths in zip(table["analogue_device"], table["analogue_shown_in"], strict=True):
+            folder = device.partition(" ")[0]
+            for path in filter(None, paths.split("; ")):
+                assert re.fullmatch(rf"{folder}/fig[5-8]\.png", path)
+    assert (on_a100.loc["a100.throughput.trend", "shown_in"]) == "fig7a.png"
+    assert (on_nano.loc["nano.error.trend.packed", "shown_in"]) == "fig8b.png"
+    assert (on_cpu.loc["a100.throughput.trend", "shown_in"]) == ""
 
 
 def run_script(*arguments):

@@ -18,7 +18,6 @@ from packedconv.evidence.quantities import (
     Part,
 )
 from packedconv.evidence.samples import Results
-from packedconv.evidence.tabular import Group
 from packedconv.layer import Layer
 from packedconv.settings import layers_of
 
@@ -39,31 +38,33 @@ COLUMNS = (
     "interval",
     "verdict",
     "reason",
+    "summary",
+    "shown_in",
     "analogue_device",
     "analogue_obtained",
     "analogue_interval",
     "analogue_verdict",
+    "analogue_summary",
+    "analogue_shown_in",
 )
 
-# Parts of the readable table: ids that start with these, and a title.
-GROUPS = (
-    (("theory.", "cited."), "Theory (sections 2 to 4)"),
-    (("a100.",), "NVIDIA A100 (section 6.1)"),
-    (("nano.",), "NVIDIA Jetson Nano, Tegra X1 (section 6.2)"),
-    (("general.",), "In general (section 7)"),
-)
-
-# Columns of a readable part in LaTeX, on a landscape page.
-COLUMN_FORMATS = {
-    "id": "p{3cm}",
-    "statement": "p{4.6cm}",
-    "printed (limit)": "p{2.6cm}",
-    "obtained [interval]": "p{3.6cm}",
-    "verdict": "p{4cm}",
+# The figures that show a measured quantity, of a panel of the paper and of a device alike.
+FIGURES = {
+    "speedup": (5,),
+    "highest_speedup": (5,),
+    "highest_speedup_of": (5,),
+    "crossover": (5,),
+    "speedup_trend": (5,),
+    "one_block_ratio": (5,),
+    "time_trend": (6,),
+    "time_spread": (6,),
+    "sem_share": (5, 6),
+    "throughput": (7,),
+    "throughput_trend": (7,),
+    "roof_fraction": (7,),
+    "error_trend": (8,),
+    "error_range": (8,),
 }
-
-# Characters from which a cell that most rows share is said once, above them.
-LONG = 40
 
 # Quantities come in base units; statements print them in these.
 SCALE = {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "%": 0.01}
@@ -92,12 +93,13 @@ class Band(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """A verdict with what it rests on; obtained and interval as text."""
+    """A verdict with what it rests on; obtained and interval as text, and both in short."""
 
     verdict: str
     reason: str = ""
     obtained: str = ""
     interval: str = ""
+    summary: str = ""
 
 
 def band(statement: Statement) -> Band:
@@ -156,7 +158,11 @@ def judge(
         verdict, reason = _verdict(statement, parts, measurement.sparsities)
     reasons = [text for text in (reason, measurement.note) if text]
     return Judgement(
-        verdict, "; ".join(reasons), _obtained(statement, parts), _interval(statement, parts)
+        verdict,
+        "; ".join(reasons),
+        _obtained(statement, parts),
+        _interval(statement, parts),
+        _summary(statement, parts),
     )
 
 
@@ -166,7 +172,8 @@ def claims(published: Published, results: Sequence[Results], device: str) -> pd.
     Results of a statement's own device family decide it, all of them together. Results of
     `device`, where that is of another family, fill the analogue_ columns: the same quantity
     for the same layers, batch aside, on that device with this kernel; analogue_verdict holds
-    the reason after a colon.
+    the reason after a colon. shown_in and analogue_shown_in: the figures or tables that show the
+    values, "; " between them, relative to the folder that this table is in.
     Raises ValueError when two sets of results are of one device.
     """
     names = [entry.device for entry in results]
@@ -176,7 +183,7 @@ def claims(published: Published, results: Sequence[Results], device: str) -> pd.
                 f"results: expected one run per device, got {names.count(name)} of {name};"
                 " give one of them"
             )
-    measured = [Measured(entry) for entry in results]
+    measured = [Measured(entry, published.judging) for entry in results]
     at_hand = next((data for data in measured if data.results.device == device), None)
     rows = []
     for statement in published.statements:
@@ -194,10 +201,14 @@ def claims(published: Published, results: Sequence[Results], device: str) -> pd.
                 judgement.interval,
                 judgement.verdict,
                 judgement.reason,
+                judgement.summary,
+                "; ".join(_shown_in(published, statement, judgement)),
                 name,
                 analogue.obtained,
                 analogue.interval,
-                ": ".join(text for text in (analogue.verdict, analogue.reason) if text),
+                joined(": ", analogue.verdict, analogue.reason),
+                analogue.summary,
+                "; ".join(_analogue_shown_in(published, statement, analogue, at_hand)),
             )
         )
     return pd.DataFrame(rows, columns=list(COLUMNS), dtype="str")
@@ -237,100 +248,6 @@ def shortfall(published: Published, protocol: Mapping[str, int]) -> str:
     if all(protocol[key] >= published.protocol[key] for key in keys):
         return ""
     return " of ".join(f"{protocol[key]} of {published.protocol[key]} {key}" for key in keys)
-
-
-def preamble(
-    published: Published, table: pd.DataFrame, results: Sequence[Results], device: str
-) -> str:
-    """What a reader has to know before the table."""
-    source = published.source
-    summed = ", ".join(f"{number} {verdict}" for verdict, number in counts(table).items())
-    text = (
-        f'The statements are those of "{source["title"]}" by {", ".join(source["authors"])}'
-        f" (arXiv {source['arxiv']}). The verdicts come from an independent implementation,"
-        " written from the text of the paper; the authors' code was not available to it."
-        " What is not replicated here is therefore not refuted."
-    )
-    if all(entry.settings["device"]["kind"] != "cuda" for entry in results):
-        text += (
-            "\n\nNo GPU was measured: the CUDA kernels were compiled and emulated, and no statement"
-            " on their speed is decided here."
-        )
-    for entry in results:
-        short = shortfall(published, entry.settings["protocol"])
-        if short:
-            text += (
-                f"\n\nThe run {entry.run} on {entry.device} has {short}: its values are shown"
-                " and decide nothing."
-            )
-    text += f"\n\n{len(table)} statements: {summed}."
-    judged = table["analogue_verdict"].str.split(":").str[0]
-    at_hand = next((entry for entry in results if entry.device == device), None)
-    if at_hand and judged.isin(VERDICTS[:3]).any():
-        analogues = ", ".join(f"{(judged == verdict).sum()} {verdict}" for verdict in VERDICTS[:3])
-        text += (
-            f"\n\nAn analogue is the same quantity on {device}, which is not the device that the"
-            f" statement is about: {_differences(published, at_hand)}. It is no verdict on the"
-            f" paper. Of the analogues: {analogues}."
-        )
-    return text
-
-
-def shown(table: pd.DataFrame, device: str) -> list[Group]:
-    """The table as a reader sees it, in parts; what all rows of a part share stands above it."""
-    groups = []
-    for prefixes, title in GROUPS:
-        rows = table[table["id"].str.startswith(prefixes)]
-        if rows.empty:
-            continue
-        frame = pd.DataFrame(
-            {
-                "id": rows["id"],
-                "statement": rows["statement"] + " (" + rows["section"] + ")",
-                "printed (limit)": [
-                    _joined(" ", printed, f"({limit})" if limit else "")
-                    for printed, limit in zip(rows["printed"], rows["tolerance"], strict=True)
-                ],
-                "obtained [interval]": _values(rows["obtained"], rows["interval"]),
-                "verdict": [
-                    _joined(" – ", verdict, reason)
-                    for verdict, reason in zip(rows["verdict"], rows["reason"], strict=True)
-                ],
-            }
-        )
-        analogue = _analogue_column(device)
-        values = _values(rows["analogue_obtained"], rows["analogue_interval"])
-        frame[analogue] = [
-            _joined(" → ", value, verdict)
-            for value, verdict in zip(values, rows["analogue_verdict"], strict=True)
-        ]
-        # A quantity that is not defined anywhere has no analogue to speak of.
-        frame[analogue] = frame[analogue].mask(frame[analogue] == NOT_TESTABLE, "")
-        lines = []
-        names = sorted(set(rows["analogue_device"]) - {""})
-        if len(names) == 1 and names[0] != device:
-            lines.append(f"Analogues are of {names[0]}.")
-        for column in ("verdict", analogue):
-            found = frame[column].value_counts()
-            common, number = found.index[0], found.iloc[0]
-            if common and number == len(rows) > 1:
-                lines.append(f"All {len(rows)}, {column}: {common}.")
-                frame = frame.drop(columns=column)
-            elif number > len(rows) / 2 and len(common) > LONG and "" not in found:
-                lines.append(f"Where the cell is empty, {column}: {common}.")
-                frame[column] = frame[column].mask(frame[column] == common, "")
-        empty = [name for name in frame if (frame[name] == "").all()]
-        groups.append(Group(title, "\n".join(lines), frame.drop(columns=empty)))
-    return groups
-
-
-def column_formats(device: str) -> dict[str, str]:
-    """LaTeX columns of `shown`, by name."""
-    return {**COLUMN_FORMATS, _analogue_column(device): "p{4cm}"}
-
-
-def _analogue_column(device: str) -> str:
-    return f"analogue: {device}"
 
 
 def printed_text(statement: Statement) -> str:
@@ -397,7 +314,7 @@ def _will_measure(
         return False
     family = statement["family"]
     try:
-        layers = _fitting(published, family, layers_of(dict(settings)), any_batch=not own)
+        layers = fitting(published, family, layers_of(dict(settings)), any_batch=not own)
     except NotMeasuredError:
         return False
     parameters = statement.get("parameters", {})
@@ -462,11 +379,11 @@ def _together(judged: Mapping[str, Judgement], runs: Mapping[str, str]) -> Judge
     agree, else inconclusive."""
     if len(judged) == 1:
         ((name, judgement),) = judged.items()
-        reason = _joined("; ", f"on {name}, run {runs[name]}", judgement.reason)
+        reason = joined("; ", f"on {name}, run {runs[name]}", judgement.reason)
         return judgement._replace(reason=reason)
     verdicts = {judgement.verdict for judgement in judged.values()}
     reasons = [
-        _joined(": ", f"on {name}, run {runs[name]}", judgement.verdict, judgement.reason)
+        joined(": ", f"on {name}, run {runs[name]}", judgement.verdict, judgement.reason)
         for name, judgement in judged.items()
     ]
     if len(verdicts) > 1:
@@ -477,7 +394,7 @@ def _together(judged: Mapping[str, Judgement], runs: Mapping[str, str]) -> Judge
             for name, judgement in judged.items()
             if getattr(judgement, field)
         )
-        for field in ("obtained", "interval")
+        for field in ("obtained", "interval", "summary")
     }
     verdict = verdicts.pop() if len(verdicts) == 1 else INCONCLUSIVE
     return Judgement(verdict, "; ".join(reasons), **texts)
@@ -493,7 +410,7 @@ def _judge_analogue(
         return "", Judgement(NOT_TESTABLE)
     if data is None:
         return device, Judgement(NOT_TESTABLE, "not measured")
-    name = f"{device} ({_shapes(data.results.layers.values())})"
+    name = f"{device} ({shapes(_at_hand(published, statement, data))})"
     if not _has_kind(statement, data.results.family):
         return name, Judgement(NOT_TESTABLE, "a CPU kernel has no counterpart")
     try:
@@ -515,7 +432,7 @@ def _judge_measured(
 
     Raises NotMeasuredError.
     """
-    layers = _fitting(
+    layers = fitting(
         published, statement["family"], data.results.layers.values(), any_batch=analogue
     )
     needed = needed_sparsities(published, statement)
@@ -537,7 +454,7 @@ def _disturbance(statement: Statement, data: Measured) -> str:
     return f"the machine was busy while {', '.join(busy)} was timed" if busy else ""
 
 
-def _fitting(
+def fitting(
     published: Published, family: str | None, layers: Iterable[Layer], any_batch: bool
 ) -> dict[str, Layer]:
     """The layers that the paper measured on a device family, or also those that differ from
@@ -553,13 +470,22 @@ def _fitting(
     if not fitting:
         paper = published.layer(family, layers[0].out_channels)
         raise NotMeasuredError(
-            f"this device's run has {_shapes(layers, with_batch=not any_batch)};"
-            f" the statement is about {_shapes([paper], with_batch=not any_batch)}"
+            f"this device's run has {shapes(layers, with_batch=not any_batch)};"
+            f" the statement is about {shapes([paper], with_batch=not any_batch)}"
         )
     return fitting
 
 
-def _shapes(layers: Iterable[Layer], with_batch: bool = True) -> str:
+def _at_hand(published: Published, statement: Statement, data: Measured) -> Iterable[Layer]:
+    """The layers that an analogue is about; all of a run where none fits."""
+    layers = data.results.layers.values()
+    try:
+        return fitting(published, statement["family"], layers, any_batch=True).values()
+    except NotMeasuredError:
+        return layers
+
+
+def shapes(layers: Iterable[Layer], with_batch: bool = True) -> str:
     """What all layers share but for the output channels; several shapes joined."""
     return " and ".join(sorted({_shape(layer, with_batch) for layer in layers}))
 
@@ -572,23 +498,6 @@ def _shape(layer: Layer, with_batch: bool) -> str:
     if (layer.dilation, layer.groups) != (1, 1):
         shape += f", dilation {layer.dilation}, groups {layer.groups}"
     return shape
-
-
-def _differences(published: Published, results: Results) -> str:
-    """In what the analogues on a device differ from the statements, in words."""
-    texts = ["a CPU and its kernel" if results.family == "cpu" else "another GPU"]
-    for family in published.workloads:
-        try:
-            layers = _fitting(published, family, results.layers.values(), any_batch=True)
-        except NotMeasuredError:
-            continue
-        batches = sorted({layer.batch for layer in layers.values()})
-        paper = published.layer(family, 1).batch
-        if family != results.family and batches != [paper]:
-            listed = ", ".join(str(batch) for batch in batches)
-            title = published.devices[family]["title"]
-            texts.append(f"N {listed} instead of {paper} ({title})")
-    return ", ".join(texts)
 
 
 def _verdict(
@@ -621,7 +530,7 @@ def _named(text: str, chosen: Sequence[Part], parts: Sequence[Part]) -> str:
     return "" if text == "outside" else text
 
 
-def _number(statement: Statement, value: float) -> str:
+def _number(statement: Statement, value: float, digits: int = 4) -> str:
     if value == -math.inf:
         return "below the measured sparsities"
     if value == math.inf:
@@ -630,7 +539,7 @@ def _number(statement: Statement, value: float) -> str:
         return "not defined"
     unit = statement.get("unit", "")
     space = "" if unit in ("", "×") else " "
-    return f"{value:.4g}{space}{unit}"
+    return f"{value:.{digits}g}{space}{unit}"
 
 
 def _obtained(statement: Statement, parts: Sequence[Part]) -> str:
@@ -645,13 +554,50 @@ def _interval(statement: Statement, parts: Sequence[Part]) -> str:
     )
 
 
-def _values(obtained: Iterable[str], intervals: Iterable[str]) -> list[str]:
-    """Values with their intervals in brackets, on a line of its own where there are several."""
+def _summary(statement: Statement, parts: Sequence[Part]) -> str:
+    """Value and interval on one line; of several parts the range of each."""
+    if any(math.isnan(part.value) for part in parts):
+        return "not defined"
+    values, lows, highs = zip(*((part.value, part.low, part.high) for part in parts), strict=True)
+    has_interval = (min(lows), max(highs)) != (min(values), max(values))
+    # What has no interval is exact.
+    digits = 3 if has_interval else 4
+    found = [_number(statement, value, digits) for value in (min(values), max(values))]
+    text = " to ".join(dict.fromkeys(found))
+    if has_interval:
+        text += " [" + " – ".join(_number({}, value, 3) for value in (min(lows), max(highs))) + "]"
+    return text + (f", {len(parts)} values" if len(parts) > 1 else "")
+
+
+def _shown_in(published: Published, statement: Statement, judgement: Judgement) -> list[str]:
+    """Where the paper's panel or table shows what a statement was judged by."""
+    if statement["quantity"] in FIGURES and statement["family"]:
+        if not judgement.obtained:
+            return []
+        panel = published.devices[statement["family"]]["panel"]
+        return [f"fig{number}{panel}.png" for number in FIGURES[statement["quantity"]]]
+    place = statement.get("figure", "")
     return [
-        _joined("\n" if ";" in value else " ", value, f"[{interval}]" if interval else "")
-        for value, interval in zip(obtained, intervals, strict=True)
+        *(f"table{number}.md" for number in re.findall(r"Table (\d+)", place)),
+        *(f"fig{panel}.png" for panel in re.findall(r"Fig\. (\d+[ab])", place)),
+        *statement.get("see", []),
     ]
 
 
-def _joined(separator: str, *texts: str) -> str:
+def _analogue_shown_in(
+    published: Published, statement: Statement, analogue: Judgement, data: Measured | None
+) -> list[str]:
+    """Figures of the device; those of a workload whose layers are named <workload>_oc<count>
+    have its name."""
+    if not analogue.obtained or data is None:
+        return []
+    names = {layer.name.rpartition("_oc")[0] for layer in _at_hand(published, statement, data)}
+    return [
+        f"{data.results.device}/fig{number}{'_' * bool(name)}{name}.png"
+        for number in FIGURES[statement["quantity"]]
+        for name in sorted(names)
+    ]
+
+
+def joined(separator: str, *texts: str) -> str:
     return separator.join(text for text in texts if text)

@@ -35,6 +35,7 @@ class Published(typing.NamedTuple):
     panels: list
     axis_ticks: list
     text: dict
+    judging: dict
     statements: list
 
     def device(self, name: str) -> Device:

@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,15 +48,21 @@ class Measurement(NamedTuple):
 
 
 class Measured:
-    """A set of results as the quantities see it: all of it, or a part (`narrowed`)."""
+    """A set of results as the quantities see it: all of it, or a part (`narrowed`).
 
-    def __init__(self, results: Results):
+    judging: the section of that name in config/paper.yaml.
+    """
+
+    def __init__(self, results: Results, judging: Mapping[str, Any]):
         self.results = results
+        self.judging = judging
         self.layers: Mapping[str, Layer] = results.layers
         # Measured sparsities, ascending.
         self.sparsities = np.sort(results.samples["sparsity"].unique())
         # Shared by all that are narrowed from this one.
-        self.medians = functools.cache(lambda: statistics.resampled_medians(results.samples))
+        self.medians = functools.cache(
+            lambda: statistics.resampled_medians(results.samples, self.between_runs)
+        )
         self.times = functools.cache(lambda: statistics.times(results.samples))
 
     def narrowed(
@@ -74,6 +80,17 @@ class Measured:
                 raise NotMeasuredError("not measured in this run: any of the paper's sparsities")
         return other
 
+    @property
+    def between_runs(self) -> float:
+        """How far the times of another run may lie off: standard deviation of the logarithm."""
+        return self.judging["between_runs"][self.results.settings["device"]["kind"]]
+
+    def part(self, values: np.ndarray, label: str = "") -> Part:
+        """A part from an estimate (first entry) and its resamples (the others)."""
+        return Part(
+            label, float(values[0]), *statistics.interval(values, self.judging["confidence"])
+        )
+
     @functools.cached_property
     def roofs(self) -> roofline.Device:
         """Stated peaks of the device, or measured ones where none are stated."""
@@ -83,6 +100,13 @@ class Measured:
             stated.get("peak_flops") or measured["peak_flops"],
             stated.get("bandwidth") or measured["bandwidth"],
         )
+
+    @property
+    def roof_factors(self) -> np.ndarray:
+        """Factors by which the roofs of another run may differ: none where they are stated."""
+        stated = self.results.settings["device"]
+        certain = stated.get("peak_flops") and stated.get("bandwidth")
+        return statistics.run_factors("roofs", 0.0 if certain else self.between_runs)
 
     def layer(self, out_channels: int) -> Layer:
         """The layer of that many output channels. Raises NotMeasuredError."""
@@ -142,9 +166,13 @@ def point(value: float, label: str = "") -> Part:
     return Part(label, float(value), float(value), float(value))
 
 
-def resampled(values: np.ndarray, label: str = "") -> Part:
-    """A part from an estimate (first entry) and its resamples (the others)."""
-    return Part(label, float(values[0]), *statistics.interval(values))
+def highest(values: np.ndarray) -> np.ndarray:
+    """The column of the highest estimate: its estimate (first entry) and its resamples.
+
+    The highest of each resample would lie above the estimate's, as noise adds to the highest of
+    several values.
+    """
+    return values[:, values[0].argmax()]
 
 
 def oc(out_channels: int) -> str:
@@ -155,7 +183,7 @@ def oc(out_channels: int) -> str:
 def speedup(data: Measured, out_channels: int, sparsity: float) -> Measurement:
     """Dense median time over sparse median time."""
     dense = data.seconds("dense", out_channels, sparsity)
-    return Measurement([resampled(dense / data.seconds("sparse", out_channels, sparsity))])
+    return Measurement([data.part(dense / data.seconds("sparse", out_channels, sparsity))])
 
 
 @measured(sweep=True)
@@ -164,21 +192,22 @@ def highest_speedup(data: Measured, out_channels: Sequence[int]) -> Measurement:
     ratios = np.stack([data.all_speedups(count) for count in out_channels], axis=1)
     row, column = np.unravel_index(ratios[0].argmax(), ratios[0].shape)
     note = f"the highest is at OC {out_channels[row]}, S {data.sparsities[column]:.2f}"
-    return Measurement([resampled(ratios.max(axis=(1, 2)))], tuple(data.sparsities), note)
+    return Measurement([data.part(ratios[:, row, column])], tuple(data.sparsities), note)
 
 
 @measured(sweep=True)
 def highest_speedup_of(data: Measured, out_channels: int) -> Measurement:
     """The largest speedup of one channel count over all sparsities."""
-    highest = data.all_speedups(out_channels).max(axis=1)
-    return Measurement([resampled(highest)], tuple(data.sparsities))
+    return Measurement(
+        [data.part(highest(data.all_speedups(out_channels)))], tuple(data.sparsities)
+    )
 
 
 @measured(sweep=True)
 def crossover(data: Measured, out_channels: int) -> Measurement:
     """Sparsity at which the speedup reaches 1, between measured neighbours."""
     values = statistics.crossover(data.sparsities, data.all_speedups(out_channels))
-    return Measurement([resampled(values)], tuple(data.sparsities))
+    return Measurement([data.part(values)], tuple(data.sparsities))
 
 
 @measured(sweep=True)
@@ -197,7 +226,7 @@ def time_trend(data: Measured, out_channels: Sequence[int], implementation: str)
 def throughput_trend(data: Measured, out_channels: int, implementation: str) -> Measurement:
     """Rank correlation of the throughput on the nonzeros with sparsity."""
     throughputs = _throughputs(data, out_channels, implementation)
-    part = resampled(statistics.rank_correlation(data.sparsities, throughputs))
+    part = data.part(statistics.rank_correlation(data.sparsities, throughputs))
     return Measurement([part], tuple(data.sparsities))
 
 
@@ -207,7 +236,7 @@ def time_spread(data: Measured, out_channels: Sequence[int], implementation: str
     parts = []
     for count in out_channels:
         seconds = data.all_seconds(implementation, count)
-        parts.append(resampled(seconds.max(axis=1) / seconds.min(axis=1), oc(count)))
+        parts.append(data.part(highest(seconds) * highest(1 / seconds), oc(count)))
     return Measurement(parts, tuple(data.sparsities))
 
 
@@ -217,7 +246,7 @@ def throughput(
 ) -> Measurement:
     """Work on the nonzeros (paper equation 8) over the median time, FLOP/s."""
     flops = roofline.sparse_flops(data.layer(out_channels), sparsity)
-    return Measurement([resampled(flops / data.seconds(implementation, out_channels, sparsity))])
+    return Measurement([data.part(flops / data.seconds(implementation, out_channels, sparsity))])
 
 
 @measured(sweep=True)
@@ -226,34 +255,44 @@ def roof_fraction(
 ) -> Measurement:
     """Largest share of the attainable throughput over all sparsities and these channel counts
     (None: all that were measured)."""
-    if out_channels is None:
-        out_channels = [layer.out_channels for layer in data.layers.values()]
+    chosen = data.layers
+    if out_channels is not None:
+        chosen = {layer.name: layer for layer in map(data.layer, out_channels)}
     shares = []
-    for count in out_channels:
-        layer = data.layer(count)
+    for name, layer in chosen.items():
         limits = [
             roofline.attainable(roofline.sparse_arithmetic_intensity(layer, value), data.roofs)
             for value in data.sparsities
         ]
-        shares.append(_throughputs(data, count, implementation) / np.array(limits))
-    return Measurement(
-        [resampled(np.stack(shares, axis=1).max(axis=(1, 2)))], tuple(data.sparsities)
-    )
+        alone = data.narrowed({name: layer})
+        reached = _throughputs(alone, layer.out_channels, implementation)
+        shares.append(reached / np.array(limits))
+    share = highest(np.concatenate(shares, axis=1))
+    return Measurement([data.part(share * data.roof_factors)], tuple(data.sparsities))
 
 
 @measured(sweep=True)
 def sem_share(data: Measured, out_channels: Sequence[int], relative: float) -> Measurement:
     """Share of all points of these channel counts, both implementations, whose standard error
-    is at most `relative` of their mean."""
+    is at most `relative` of their mean.
+
+    How noisy a machine is differs from run to run: the interval is that of the share for limits
+    `noise_factor` (of config/paper.yaml) times lower and higher.
+    """
     times = data.times()
     names = [data.layer(count).name for count in out_channels]
     times = times[times["layer"].isin(names) & times["sparsity"].isin(data.sparsities)]
-    shares = times["sem"] / times["mean"]
-    if shares.isna().any():
+    errors = times["sem"] / times["mean"]
+    if errors.isna().any():
         note = "a standard error needs two rounds"
         return Measurement([point(math.nan)], tuple(data.sparsities), note)
-    note = f"the largest is {100 * shares.max():.2g} %"
-    return Measurement([point((shares <= relative).mean())], tuple(data.sparsities), note)
+    factor = data.judging["noise_factor"]
+    value, low, high = (
+        float((errors <= limit).mean())
+        for limit in (relative, relative / factor, relative * factor)
+    )
+    note = f"the largest standard error is {100 * errors.max():.2g} % of its mean"
+    return Measurement([Part("", value, low, high)], tuple(data.sparsities), note)
 
 
 @measured(sweep=True)
@@ -290,8 +329,8 @@ def one_block_ratio(data: Measured, out_channels: Sequence[int], sparsity: float
         ratios[slices == 1].append(dense / data.seconds("sparse", count, sparsity))
     if not all(ratios.values()):
         raise NotMeasuredError("not measured in this run: channels both split and in one block")
-    best = {whole: np.max(found, axis=0) for whole, found in ratios.items()}
-    return Measurement([resampled(best[True] / best[False])])
+    best = {whole: highest(np.stack(found, axis=1)) for whole, found in ratios.items()}
+    return Measurement([data.part(best[True] / best[False])])
 
 
 @computed
@@ -474,7 +513,7 @@ def _trend(
     data: Measured, out_channels: Sequence[int], values: Callable[[int], np.ndarray]
 ) -> Measurement:
     parts = [
-        resampled(statistics.rank_correlation(data.sparsities, values(count)), oc(count))
+        data.part(statistics.rank_correlation(data.sparsities, values(count)), oc(count))
         for count in out_channels
     ]
     return Measurement(parts, tuple(data.sparsities))

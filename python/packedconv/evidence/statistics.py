@@ -7,6 +7,7 @@ rounds are interleaved over them.
 """
 
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,13 +136,28 @@ def resampled_median(values: np.ndarray) -> np.ndarray:
     return np.concatenate([[np.median(values)], np.median(values[chosen], axis=1)])
 
 
-def resampled_medians(samples: pd.DataFrame) -> dict[Key, np.ndarray]:
-    """`resampled_median` of the seconds by (implementation, layer, sparsity)."""
+def resampled_medians(samples: pd.DataFrame, between_runs: float = 0.0) -> dict[Key, np.ndarray]:
+    """`resampled_median` of the seconds by (implementation, layer, sparsity).
+
+    between_runs: how far another run of the same may lie off, beside what the rounds show; see
+    `run_factors`. It is the same for all sparsities of a layer and implementation.
+    """
     keys = ["implementation", "layer", "sparsity"]
     return {
         (str(key[0]), str(key[1]), float(key[2])): resampled_median(group["seconds"].to_numpy())
+        * run_factors(f"{key[0]} of {key[1]}", between_runs)
         for key, group in round_values(samples).groupby(keys, sort=True)
     }
+
+
+def run_factors(name: str, between_runs: float) -> np.ndarray:
+    """Factors by which a second run may differ, one for each entry of `resampled_median`.
+
+    Shape (1 + RESAMPLES,), 1 first; the logarithms of the others have the standard deviation
+    `between_runs`. Draws of another `name` are independent of these.
+    """
+    draws = np.random.default_rng([SEED, zlib.crc32(name.encode())]).standard_normal(RESAMPLES)
+    return np.concatenate([[1.0], np.exp(between_runs * draws)])
 
 
 def interval(values: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
