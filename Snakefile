@@ -16,7 +16,9 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, os.path.join(workflow.basedir, "python"))
 
 from packedconv import config as configuration
+from packedconv import extended as beyond
 from packedconv.bench import mnn
+from packedconv.imports import imported_modules
 
 
 configfile: "config/config.yaml"
@@ -35,9 +37,12 @@ for variable, folder in (
 
 try:
     SETTINGS = configuration.resolve(config, ROOT)
-    # By table ("layers", "layers_cold", "ladder", "peers") and name of a layer: what is measured on
-    # a CPU beside the paper's layers.
-    LISTED = configuration.resolve_layer_tables(config, ROOT)
+    # By table ("layers", "layers_cold", "ladder", "peers") or experiment beyond the paper, and name
+    # of a layer: what is measured on a CPU beside the paper's layers.
+    LISTED = {
+        **configuration.resolve_layer_tables(config, ROOT),
+        **beyond.resolve_extended(config, ROOT),
+    }
     DEVICE, RUN = SETTINGS["device"]["name"], SETTINGS["run"]
     RESULTS = f"results/{DEVICE}/{RUN}"
     configuration.check_stored_settings(SETTINGS, ROOT / RESULTS / "settings.json")
@@ -122,6 +127,15 @@ PLOT_SOURCES = [
 PACKING = [f"{PACKAGE}/{name}.py" for name in ("arguments", "packed", "schedule")]
 # Of experiments that are checked against the ceilings as a run's layers are.
 LISTED_SOURCES = [*PLOT_SOURCES, f"{PACKAGE}/collect.py"]
+
+
+# Of an experiment beyond the paper, which nothing else depends on: what its module imports.
+def beyond_sources(side, name):
+    path = f"{PACKAGE}/{side}/extended/{name}.py"
+    imported = imported_modules(ROOT / path)
+    return [path, *sorted(str(found.relative_to(ROOT)) for found in imported)]
+
+
 COMPILED_SOURCES = sorted(
     path for path in glob.glob("csrc/**", recursive=True) if os.path.isfile(path)
 )
@@ -335,6 +349,8 @@ wildcard_constraints:
     # A layer of config/layers.yaml.
     listed="|".join({name for table in LISTED.values() for name in table}),
     table="layers|layers_cold",
+    experiment="|".join(EVERY_EXPERIMENT),
+    beyond="|".join(beyond.EXPERIMENTS),
 
 
 rule all:
@@ -769,8 +785,6 @@ rule experiment_figure:
         f"logs/{{device}}/{RUN}/{{experiment}}.log",
     benchmark:
         f"results/{{device}}/{RUN}/times/device_{{experiment}}.tsv"
-    wildcard_constraints:
-        experiment="|".join(EVERY_EXPERIMENT),
     conda:
         "envs/environment.yaml"
     params:
@@ -1038,4 +1052,254 @@ rule peers_table:
         "Computing {output.md}"
     shell:
         "python {input.script} --results {params.results} --samples {params.samples}"
+        " --out {output.csv} > {log} 2>&1"
+
+
+rule extended:
+    """Every experiment beyond the paper, on a CPU only; `all` does not make them."""
+    input:
+        [trio(f"{FIGURES}/{DEVICE}/{name}") for name in beyond.EXPERIMENTS],
+        trio(f"{FIGURES}/{DEVICE}/numerics"),
+        table(f"{FIGURES}/{DEVICE}/digits"),
+        table(f"{FIGURES}/{DEVICE}/claims_extended"),
+        trio("figures/mappings"),
+    message:
+        "All experiments beyond the paper are there"
+
+
+rule beyond_layer:
+    """Time one layer of an experiment beyond the paper; on a CPU only."""
+    input:
+        script="scripts/extended.py",
+        settings=rules.settings.output,
+        stamp=rules.build.output.stamp,
+        # Masks of a trained network are among those that are compared.
+        trained=lambda wildcards: (
+            [f"{RESULTS}/digits.npz"] if wildcards.beyond == "masks" else []
+        ),
+        sources=lambda wildcards: [
+            *MEASURE_SOURCES,
+            *LISTED_MEASURE,
+            *beyond_sources("bench", wildcards.beyond),
+        ],
+    output:
+        samples=f"{RESULTS}/{{beyond}}/{{listed}}.csv",
+        facts=f"{RESULTS}/{{beyond}}/{{listed}}.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/{{beyond}}_{{listed}}.log",
+    benchmark:
+        f"{RESULTS}/times/{{beyond}}_{{listed}}.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: MEASURE_THREADS
+    params:
+        experiment=lambda wildcards: experiment_text(wildcards.beyond, wildcards),
+        trained=lambda wildcards, input: (
+            f" --trained {input.trained}" if input.trained else ""
+        ),
+    message:
+        "Timing {wildcards.listed} of {wildcards.beyond}"
+    shell:
+        "python {input.script} --name {wildcards.beyond} --settings {input.settings}"
+        " --experiment {params.experiment:q} --stamp {input.stamp}{params.trained}"
+        " --out {output.samples} --facts {output.facts} > {log} 2>&1"
+
+
+rule beyond_figure:
+    """The figure of an experiment beyond the paper."""
+    input:
+        script="scripts/figure_{beyond}.py",
+        results=lambda wildcards: listed_results(wildcards, wildcards.beyond),
+        sources=lambda wildcards: [
+            *LISTED_SOURCES,
+            *beyond_sources("evidence", wildcards.beyond),
+            *beyond_sources("plots", wildcards.beyond),
+        ],
+    output:
+        multiext(f"{FIGURES}/{{device}}/{{beyond}}", pdf=".pdf", png=".png", csv=".csv"),
+    log:
+        f"logs/{{device}}/{RUN}/figure_{{beyond}}.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=cpu_results,
+        samples=lambda wildcards: listed_samples(
+            cpu_results(wildcards), wildcards.beyond
+        ),
+    message:
+        "Rendering {output.pdf}"
+    shell:
+        "python {input.script} --results {params.results} --samples {params.samples}"
+        " --out {output.pdf} > {log} 2>&1"
+
+
+rule numerics:
+    """Errors by cause, against float64, over distributions; not timed; on a CPU only."""
+    input:
+        script="scripts/numerics.py",
+        settings=rules.settings.output,
+        stamp=rules.build.output.stamp,
+        sources=[
+            *MEASURE_SOURCES,
+            *LISTED_MEASURE,
+            *beyond_sources("bench", "numerics"),
+        ],
+    output:
+        rows=f"{RESULTS}/numerics.csv",
+        facts=f"{RESULTS}/numerics.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/numerics.log",
+    benchmark:
+        f"{RESULTS}/times/numerics.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: workflow.cores
+    params:
+        experiment=json.dumps(
+            configuration.load_yaml(ROOT / config["extended"])["numerics"],
+            sort_keys=True,
+        ),
+    message:
+        "Computing errors by cause"
+    shell:
+        "python {input.script} --settings {input.settings}"
+        " --experiment {params.experiment:q} --stamp {input.stamp}"
+        " --out {output.rows} --facts {output.facts} > {log} 2>&1"
+
+
+rule numerics_figure:
+    """The figure of errors by cause, and of other baselines of figure 8."""
+    input:
+        script="scripts/figure_numerics.py",
+        paper="config/paper.yaml",
+        results=lambda wildcards: [
+            f"{cpu_results(wildcards)}/{name}"
+            for name in ("settings.json", "numerics.csv", "numerics.json")
+        ],
+        sources=[
+            *PLOT_SOURCES,
+            *beyond_sources("evidence", "numerics"),
+            *beyond_sources("plots", "numerics"),
+        ],
+    output:
+        multiext(f"{FIGURES}/{{device}}/numerics", pdf=".pdf", png=".png", csv=".csv"),
+    log:
+        f"logs/{{device}}/{RUN}/figure_numerics.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=cpu_results,
+    message:
+        "Rendering {output.pdf}"
+    shell:
+        "python {input.script} --paper {input.paper} --results {params.results}"
+        " --out {output.pdf} > {log} 2>&1"
+
+
+rule mappings:
+    """Every mapping of the paper's kernel by counts; needs no GPU and no measurement."""
+    input:
+        script="scripts/figure_mappings.py",
+        # Makes the plans.
+        stamp=rules.build.output.stamp,
+        instructions=rules.instructions.output.csv,
+        devices=sorted(glob.glob("config/devices/*.yaml")),
+        sources=[
+            *PLOT_SOURCES,
+            *PACKING,
+            f"{PACKAGE}/config.py",
+            *beyond_sources("evidence", "mappings"),
+            *beyond_sources("plots", "mappings"),
+        ],
+    output:
+        multiext("figures/mappings", pdf=".pdf", png=".png", csv=".csv"),
+    log:
+        "logs/mappings.log",
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Counting mappings: {output.pdf}"
+    shell:
+        "python {input.script} --instructions {input.instructions} --out {output.pdf} > {log} 2>&1"
+
+
+rule digits:
+    """Train and prune a network on digits, and run it through packedconv; on a CPU only."""
+    input:
+        script="scripts/digits.py",
+        settings=rules.settings.output,
+        stamp=rules.build.output.stamp,
+        sources=[
+            *MEASURE_SOURCES,
+            *LISTED_MEASURE,
+            *beyond_sources("bench", "digits_step"),
+        ],
+    output:
+        weights=f"{RESULTS}/digits.npz",
+        facts=f"{RESULTS}/digits.json",
+    log:
+        f"logs/{DEVICE}/{RUN}/digits.log",
+    benchmark:
+        f"{RESULTS}/times/digits.tsv"
+    conda:
+        "envs/environment.yaml"
+    threads: MEASURE_THREADS
+    params:
+        training=json.dumps(
+            configuration.load_yaml(ROOT / config["extended"])["digits"],
+            sort_keys=True,
+        ),
+    message:
+        "Training and pruning the digits network"
+    shell:
+        "python {input.script} --settings {input.settings}"
+        " --training {params.training:q} --stamp {input.stamp}"
+        " --out {output.weights} --facts {output.facts} > {log} 2>&1"
+
+
+rule digits_table:
+    """Accuracy of the digits network, dense, pruned and through packedconv."""
+    input:
+        script="scripts/table_digits.py",
+        results=lambda wildcards: [
+            f"{cpu_results(wildcards)}/{name}"
+            for name in ("settings.json", "digits.json")
+        ],
+        sources=[*PLOT_SOURCES, *beyond_sources("evidence", "digits")],
+    output:
+        multiext(f"{FIGURES}/{{device}}/digits", csv=".csv", md=".md", tex=".tex"),
+    log:
+        f"logs/{{device}}/{RUN}/table_digits.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=cpu_results,
+    message:
+        "Computing {output.md}"
+    shell:
+        "python {input.script} --results {params.results} --facts {params.results}/digits.json"
+        " --out {output.csv} > {log} 2>&1"
+
+
+rule claims_extended:
+    """Statements that experiments beyond the paper bear on."""
+    input:
+        script="scripts/claims_extended.py",
+        paper="config/paper.yaml",
+        gap=f"{FIGURES}/{{device}}/gap.csv",
+        utilisation=f"{FIGURES}/{{device}}/utilisation.csv",
+        sources=[*LISTED_SOURCES, *beyond_sources("evidence", "claims_extended")],
+    output:
+        multiext(
+            f"{FIGURES}/{{device}}/claims_extended", csv=".csv", md=".md", tex=".tex"
+        ),
+    log:
+        f"logs/{{device}}/{RUN}/claims_extended.log",
+    conda:
+        "envs/environment.yaml"
+    message:
+        "Judging by the experiments beyond the paper: {output.md}"
+    shell:
+        "python {input.script} --paper {input.paper} --gap {input.gap}"
+        " --utilisation {input.utilisation} --device {wildcards.device}"
         " --out {output.csv} > {log} 2>&1"

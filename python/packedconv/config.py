@@ -122,11 +122,8 @@ def resolve_layer_tables(config: dict, root: pathlib.Path) -> dict[str, dict[str
 
     Raises ValueError for a file that is not there or wrong.
     """
-    path = root / config["layer_tables"]
-    if not path.is_file():
-        raise ValueError(f"layer_tables: expected a YAML file, got {config['layer_tables']!r}")
-    tables = load_yaml(path)
     source = config["layer_tables"]
+    tables = load_yaml(located(root, source, "layer_tables"))
     validate(tables, root / "config" / "schema" / "layer_tables.schema.yaml", source)
     cold = dict(tables["cold"])
     set_bytes = cold.pop("set_bytes")
@@ -150,6 +147,25 @@ def resolve_layer_tables(config: dict, root: pathlib.Path) -> dict[str, dict[str
         name: _experiments(parts, tables, protocol, set_bytes, source)
         for name, (parts, protocol, set_bytes) in wanted.items()
     }
+
+
+def located(root: pathlib.Path, name: str, key: str) -> pathlib.Path:
+    """The file that a key of the configuration names. Raises ValueError where there is none."""
+    path = root / name
+    if not path.is_file():
+        raise ValueError(f"{key}: expected a YAML file, got {name!r}")
+    return path
+
+
+def plain_experiments(
+    parts: list[dict], tables: dict, protocol: dict, source: str
+) -> dict[str, dict]:
+    """Experiments with warm caches that decide by themselves what contends, by layer.
+
+    tables: has `repeats` and `widest_spread`. Raises ValueError for wrong layers or sparsities.
+    """
+    plain = [{"title": "", "contenders": [], **part} for part in parts]
+    return _experiments(plain, tables, protocol, None, source)
 
 
 def _experiments(

@@ -1,6 +1,5 @@
 """The project itself: what its pages promise is there, and nothing ties it to one machine."""
 
-import ast
 import glob
 import importlib.util
 import json
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 import packedconv
+from packedconv.imports import imported_modules
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -228,23 +228,12 @@ MEASURING = [
 ]
 
 
-def imported_modules(path):
-    """Files of the package that a Python file imports, directly or through others."""
-    found, waiting = set(), [path]
-    while waiting:
-        for node in ast.walk(ast.parse(waiting.pop().read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            else:
-                continue
-            for name in names:
-                module = ROOT / "python" / Path(*name.split(".")).with_suffix(".py")
-                if module.is_file() and module not in found:
-                    found.add(module)
-                    waiting.append(module)
-    return found
+def beyond_modules(path):
+    """Modules of the experiments beyond the paper that a script imports, by their folder."""
+    text = path.read_text()
+    found = re.findall(r"packedconv\.(bench|evidence|plots)\.extended(?: import|\.)\s*(\w+)", text)
+    package = ROOT / "python" / "packedconv"
+    return [package / side / "extended" / f"{name}.py" for side, name in found]
 
 
 def source_lists():
@@ -273,6 +262,17 @@ def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
         expected = set()
     elif script.stem in ("layers", "ladder"):
         expected = measure | listed
+    elif script.stem == "extended":
+        # Which experiments there are: no rule of one depends on it.
+        which = package / "extended.py"
+        expected = measure | listed | {which} | imported_modules(which)
+    elif script.stem in ("numerics", "digits") or beyond_modules(script):
+        # Their rules name the modules, and take what those import.
+        measuring = script.stem in ("numerics", "digits")
+        expected = measure | listed if measuring else plot | {package / "collect.py"}
+        for module in beyond_modules(script):
+            expected |= {module} | imported_modules(module)
+        assert beyond_modules(script)
     elif script.stem == "peers":
         expected = measure | listed | peers
     elif script.stem in MEASURING:

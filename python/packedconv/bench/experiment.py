@@ -23,6 +23,7 @@ _KEYS = {
 class Experiment(typing.NamedTuple):
     """One layer, measured in a process of its own.
 
+    contenders: of CONTENDERS; none where what measures it has its own.
     skewed: its weights are those of `weights.make_skewed_weight`. environment: variables that the
     process needs. protocol: as in the settings. A point whose rounds spread by more than
     `widest_spread` is repeated `repeats` times at most. set_bytes: the most that inputs and
@@ -56,10 +57,10 @@ def load_experiment(text: str) -> Experiment:
     for sparsity in record["sparsities"]:
         sparsity_key(sparsity)
     unknown = set(record["contenders"]) - set(CONTENDERS)
-    if unknown or "sparse" not in record["contenders"]:
+    if unknown or (record["contenders"] and "sparse" not in record["contenders"]):
         raise ValueError(
-            f"experiment: contenders: expected sparse and others of {', '.join(CONTENDERS)}, got "
-            f"{record['contenders']}"
+            f"experiment: contenders: expected sparse and others of {', '.join(CONTENDERS)}, or "
+            f"none, got {record['contenders']}"
         )
     if not isinstance(record["skewed"], bool):
         raise ValueError(f"experiment: skewed: expected true or false, got {record['skewed']!r}")
