@@ -1109,6 +1109,16 @@ rule beyond_figure:
     """The figure of an experiment beyond the paper."""
     input:
         script="scripts/figure_{beyond}.py",
+        # What the advice on layers held out is calibrated by.
+        seen=lambda wildcards: (
+            listed_results(wildcards, "crossover")
+            if wildcards.beyond == "held_out"
+            else []
+        ),
+        # Beside figures that the paper cites.
+        paper=lambda wildcards: (
+            ["config/paper.yaml"] if wildcards.beyond == "utilisation" else []
+        ),
         results=lambda wildcards: listed_results(wildcards, wildcards.beyond),
         sources=lambda wildcards: [
             *LISTED_SOURCES,

@@ -40,7 +40,12 @@ _CHANNEL_TILE = 16
 # Vectors of sums below which a multiply-add waits for the one before: its latency, 4 cycles, times
 # the 2 that begin in each.
 _FEW_SUMS = 8
+# What the first cache holds, about.
+_NEAR_BYTES = 32 << 10
 _STEPS = 12
+# Fits with weights by how far points lie away, and in how many standard deviations that is far.
+_REWEIGHTINGS = 8
+_FAR = 1.5
 
 Terms = typing.Dict[str, float]
 
@@ -201,8 +206,9 @@ def sparse_terms(work: Workload) -> Terms:
     where sums begin and end; shifts: their vectors that are moved by a pixel; carried: sums that
     pass through memory between two blocks; far_flop: operations on input that the first cache does
     not hold; copied: numbers of input copied for the tiles, strided_copied: with a stride,
-    pieces_copied: from several images or blocks of rows for one tile; pieces_output: output of
-    such tiles. All but the first are those of the thread that has most.
+    pieces_copied: from several images or blocks of rows for one tile; far_copied: to more than the
+    first cache holds, once for each slice of the output channels that reads it; pieces_output:
+    output of tiles of several pieces. All but the first are those of the thread that has most.
     """
     terms = {
         "call": 1.0,
@@ -222,9 +228,14 @@ def sparse_terms(work: Workload) -> Terms:
     channels = work.out_channels * tiles * blocks
     copied = work.groups * tiles * blocks * facts["tile_bytes"] / 4
     pieces = facts["pieces_per_tile"] > 1
+    # All channels of a strip are copied before they are used, unless block by block.
+    channels_in = work.in_channels // work.groups
+    strip_bytes = facts["tile_bytes"] * channels_in / schedule["block_channels"] * schedule["strip"]
+    blockwise = blocks > 1 and facts["slices"] == 1 and schedule["strip"] == 1
+    far = strip_bytes > _NEAR_BYTES and not blockwise
     terms.update(
         flop=flop,
-        far_flop=flop if facts["tile_bytes"] > 32 << 10 else 0.0,
+        far_flop=flop if facts["tile_bytes"] > _NEAR_BYTES else 0.0,
         visits=work.nonzeros * tiles,
         few_visits=work.nonzeros * tiles if sums < _FEW_SUMS else 0.0,
         channels=channels,
@@ -233,6 +244,7 @@ def sparse_terms(work: Workload) -> Terms:
         copied=copied,
         strided_copied=copied if work.stride > 1 else 0.0,
         pieces_copied=copied if pieces else 0.0,
+        far_copied=copied * facts["slices"] if far else 0.0,
         pieces_output=float(work.outputs) if pieces else 0.0,
     )
     items, threads = max(1, facts["items"]), work.threads
@@ -504,22 +516,41 @@ def fit_sum(counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Coefficients that are not negative, so that log(counts @ coefficients) is near log(seconds).
 
     counts (points, terms), not negative; seconds (points,), positive. Least squares of the
-    relative error, then of the logarithm by Gauss-Newton steps.
+    relative error, then of the logarithm by Gauss-Newton steps; after these again, with less
+    weight on points that lie far from the rest, as disturbed ones do (Huber 1981, section 7.8).
     """
     counts, seconds = np.asarray(counts, dtype=float), np.asarray(seconds, dtype=float)
     scale = (counts / seconds[:, np.newaxis]).max(axis=0)
     scale[scale == 0] = 1.0
     scaled = counts / scale
     found = nonnegative_least_squares(scaled / seconds[:, np.newaxis], np.ones(len(seconds)))
-    best = _log_error(scaled, seconds, found)
+    weights = np.ones(len(seconds))
+    for _ in range(_REWEIGHTINGS):
+        found = _fit_logarithms(scaled, seconds, found, weights)
+        away = np.abs(np.log(scaled @ found / seconds))
+        # 1.4826 times the median is the standard deviation of normal errors.
+        usual = _FAR * max(LEAST_SPREAD, 1.4826 * float(np.median(away)))
+        weights = np.minimum(1.0, usual / np.maximum(away, 1e-12))
+        if weights.min() == 1.0:
+            break
+    return found / scale
+
+
+def _fit_logarithms(
+    counts: np.ndarray, seconds: np.ndarray, found: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Gauss-Newton steps from `found` for the least weighted squares of the logarithm."""
+    best = _log_error(counts, seconds, found, weights)
+    roots = np.sqrt(weights)
     for _ in range(_STEPS):
-        predicted = scaled @ found
+        predicted = counts @ found
         target = 1 + np.log(seconds / predicted)
-        step = nonnegative_least_squares(scaled / predicted[:, np.newaxis], target)
+        rows = counts * (roots / predicted)[:, np.newaxis]
+        step = nonnegative_least_squares(rows, target * roots)
         # A whole step may go too far.
         for share in (1.0, 0.5, 0.25, 0.1):
             tried = found + share * (step - found)
-            error = _log_error(scaled, seconds, tried)
+            error = _log_error(counts, seconds, tried, weights)
             if error < best:
                 break
         else:
@@ -528,14 +559,16 @@ def fit_sum(counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
         found, best = tried, error
         if close:
             break
-    return found / scale
+    return found
 
 
-def _log_error(counts: np.ndarray, seconds: np.ndarray, coefficients: np.ndarray) -> float:
+def _log_error(
+    counts: np.ndarray, seconds: np.ndarray, coefficients: np.ndarray, weights: np.ndarray
+) -> float:
     predicted = counts @ coefficients
     if not (predicted > 0).all():
         return math.inf
-    return float(np.sum(np.log(predicted / seconds) ** 2))
+    return float(np.sum(weights * np.log(predicted / seconds) ** 2))
 
 
 def nonnegative_least_squares(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:

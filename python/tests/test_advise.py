@@ -128,6 +128,15 @@ def test_the_fit_is_of_logarithms():
     assert fit_sum(np.ones((3, 1)), seconds)[0] == pytest.approx(16 ** (1 / 3), rel=1e-5)
 
 
+def test_disturbed_points_hardly_count():
+    draw = np.random.default_rng(4)
+    counts = 10 ** draw.uniform(0, 4, size=(60, 2))
+    wanted = np.array([1e-6, 3e-7])
+    seconds = counts @ wanted * np.exp(0.02 * draw.normal(size=60))
+    seconds[::6] *= 20
+    np.testing.assert_allclose(fit_sum(counts, seconds), wanted, rtol=0.05)
+
+
 def test_the_terms_of_a_dense_layer():
     work = calibration.workload_of_layer(Layer("t", 2, 24, 40, 8, 8, 3, 2, 1), 5)
     # Of the first row and column of outputs, a third of the reads lies on the padding.

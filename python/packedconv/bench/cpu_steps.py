@@ -20,8 +20,8 @@ from packedconv.samples_file import EXPERIMENT_COLUMNS, format_csv, text_sha256,
 from packedconv.script import experiment_parser, run
 from packedconv.settings import Settings, load_settings, settings_hash
 
-# More than any layer has: a ladder's rungs, or the contenders of a table.
-_MOST_CONTENDERS = 12
+# More than any layer has: the schedules of a plan, a ladder's rungs, the contenders of a table.
+_MOST_CONTENDERS = 100
 
 # Rows of the samples file and facts of a layer on so many threads.
 Measure = typing.Callable[[Settings, Experiment, int], typing.Any]

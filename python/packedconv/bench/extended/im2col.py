@@ -22,8 +22,8 @@ Unfold = Callable[[Layer, torch.Tensor], torch.Tensor]
 # From an input (N, IC, H, W) into an output (N, OC, H_out, W_out).
 ConvolveInto = Callable[[torch.Tensor, torch.Tensor], None]
 
-# What a band of output rows may take when it is unfolded: around what an L2 cache holds.
-_BAND_BYTES = {"1 MiB": 2**20, "4 MiB": 2**22}
+# What a band of output rows may take when it is unfolded: what caches hold.
+_BAND_BYTES = {"1 MiB": 2**20, "4 MiB": 2**22, "16 MiB": 2**24}
 
 
 def unfolded_bytes(layer: Layer, rows: int | None = None) -> int:

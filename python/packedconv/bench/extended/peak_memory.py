@@ -18,6 +18,8 @@ from packedconv.bench.contenders import UnavailableError
 _STATUS, _CLEAR_REFS = "/proc/self/status", "/proc/self/clear_refs"
 # In clear_refs: the peak becomes the resident size of now.
 _RESET_PEAK = "5"
+# Of mallopt, as in glibc's malloc.h: M_MMAP_THRESHOLD in bytes, M_MMAP_MAX in pieces.
+_MAP_LARGE = ((-3, 2**17), (-4, 2**16))
 # Importing torch takes seconds on a busy machine, drawing and packing weights some more.
 TIMEOUT_SECONDS = 300
 _CHILD = ("-m", __name__)
@@ -27,13 +29,16 @@ def peak_bytes(execute: Callable[[], object]) -> int:
     """How far the resident size of this process rises above what it is before an execution.
 
     Freed memory goes back to the system before, so that what is allocated counts even where the
-    C library had it. Pages of files that come in on the way, code mostly, do not count.
+    C library had it; from then on it maps what is large piece by piece, so that its own holes do
+    not count. Pages of files that come in on the way, code mostly, do not count.
     Raises UnavailableError where the system does not tell (Linux 4.0 and later does).
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None:
+    library = ctypes.CDLL(None)
+    if not (hasattr(library, "malloc_trim") and hasattr(library, "mallopt")):
         raise UnavailableError("this C library has no malloc_trim")
-    trim(0)
+    for parameter, value in _MAP_LARGE:
+        library.mallopt(parameter, value)
+    library.malloc_trim(0)
     try:
         pathlib.Path(_CLEAR_REFS).write_text(_RESET_PEAK)
         before = _status()

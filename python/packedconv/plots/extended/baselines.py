@@ -44,7 +44,7 @@ WHAT_EACH_IS = (
     "calls it. im2col + CSR: an image unfolded, by torch.nn.functional.unfold or by one copy of a "
     "strided view, then the product of the weights in CSR, by torch.sparse (32-bit indices, MKL) "
     "on all threads or by SciPy on one; the fastest pair in trials at that sparsity; a batch goes "
-    "image by image. In bands: the same of as many rows as 1 or 4 MiB hold unfolded, by the view. "
+    "image by image. In bands: as many rows at a time as 1, 4 or 16 MiB hold, by the view. "
     "im2col + dense: the product with the zeros, by torch.mm, unfolded either way. Conversion of "
     "the weights is not timed for any."
 )
@@ -52,9 +52,9 @@ WHAT_MEMORY_IS = (
     "Memory: light, what is held (input, weights in the contender's form, output); dark, how far "
     "the resident size rises above that in the contender's first execution, in a fresh process "
     "for each, after a small layer has started its threads; what the execution leaves for the "
-    "next (plans, scratch) counts, pages of code do not. Numbers: the dark part in MB, and for "
-    "im2col over one input image. The mark is held + one image unfolded whole, computed: "
-    "K² · IC · output pixels · 4 bytes."
+    "next (plans, scratch) counts, pages of code and holes of the allocator do not. Numbers: the "
+    "dark part in MB, and for im2col over one input image. The mark is held + one image "
+    "unfolded whole, computed: K² · IC · output pixels · 4 bytes."
 )
 
 

@@ -45,7 +45,7 @@ def gap_figure(experiments: Experiments, table: pd.DataFrame) -> Figure:
     layers = list(dict.fromkeys(name for (name, _), _ in panels))
     columns = max(sum(name == layer for (name, _), _ in panels) for layer in layers)
     figure = new_figure(1.8 + 3.0 * columns, 2.5 + 2.3 * len(layers))
-    grid = figure.subplots(len(layers), columns, squeeze=False, sharey=True, sharex=True)
+    grid = figure.subplots(len(layers), columns, squeeze=False, sharey=True, sharex="row")
     drawn = set()
     for (name, sparsity), panel in panels:
         row = layers.index(name)
@@ -56,7 +56,8 @@ def gap_figure(experiments: Experiments, table: pd.DataFrame) -> Figure:
     for place in grid.flat:
         if not place.has_data():
             place.set_axis_off()
-    _share_axis(grid, table)
+    for places, name in zip(grid, layers, strict=True):
+        _scale_axis(places[0], table[table["layer"] == name])
     for place in grid[-1]:
         place.set_xlabel("Time with the cause over time without it")
     figure.legend(handles=_legend(), loc="outside upper left", ncols=4, fontsize=6.5)
@@ -125,14 +126,13 @@ def _draw(axes: Axes, panel: pd.DataFrame, title: str) -> None:
     )
 
 
-def _share_axis(grid, table: pd.DataFrame) -> None:
-    """Ratios on a logarithmic axis, the same in all panels."""
+def _scale_axis(axes: Axes, table: pd.DataFrame) -> None:
+    """Ratios on a logarithmic axis, which all panels of a layer share."""
     sparse = table[table["experiment"] == SPARSE]
     bars = table[table["experiment"].isin(TITLES)]
     lines = [1.0, *sparse["over_bound"], *(sparse["ideal"] / sparse["speedup"])]
     low = min([*lines, *bars["factor_low"].dropna()])
     high = max([*lines, *bars["factor_high"].dropna()])
-    axes = grid[0][0]
     axes.set_xscale("log")
     axes.set_xlim(low / 1.08, high * 1.25)
     fine = [0.25, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64]

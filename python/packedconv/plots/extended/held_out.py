@@ -30,7 +30,7 @@ from packedconv.plots.style import GREY, new_figure, write_caption
 STYLES = {1: ("#88CCEE", "s"), 3: ("#332288", "o"), 5: ("#44AA99", "^")}
 OTHER = ("#999933", "D")
 WRONG = "#CC6677"
-_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30)
+_TICKS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 # Layers named in the caption.
 _MOST_NAMED = 8
 
@@ -41,9 +41,10 @@ def held_out_figure(
     """A point per layer with both intervals; wrong advice outside the band ringed."""
     figure = new_figure(5.6, 5.6)
     axes = figure.subplots()
-    columns = ["speedup_low", "speedup_high", "predicted", "speedup"]
-    low = 0.85 * float(table[columns].min().min())
-    high = 1.2 * float(table[columns].max().max())
+    # By the points: an interval may reach far beyond them.
+    columns = ["predicted", "speedup"]
+    low = min(0.8, 0.75 * float(table[columns].min().min()))
+    high = max(1.25, 1.3 * float(table[columns].max().max()))
     _draw_band(axes, low, high)
     for size, rows in table.groupby("kernel_size"):
         _draw_layers(axes, int(size), rows)
