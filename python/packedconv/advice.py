@@ -43,6 +43,7 @@ _PARTS = {
     "strided_copied": "copying the input with a stride",
     "pieces_copied": "copying several images for one tile",
     "output": "writing the output",
+    "far_output": "writing past the caches",
     "pieces_output": "writing several images of one tile",
     "nonzeros": "reading nonzeros",
     "point_flop": "multiply-adds",

@@ -40,8 +40,9 @@ _CHANNEL_TILE = 16
 # Vectors of sums below which a multiply-add waits for the one before: its latency, 4 cycles, times
 # the 2 that begin in each.
 _FEW_SUMS = 8
-# What the first cache holds, about.
+# Bytes of a tile that the first cache holds, and numbers of an output that some cache holds.
 _NEAR_BYTES = 32 << 10
+_NEAR_OUTPUTS = 1 << 20
 _STEPS = 12
 # Fits with weights by how far points lie away, and in how many standard deviations that is far.
 _REWEIGHTINGS = 8
@@ -177,7 +178,8 @@ def dense_terms(work: Workload) -> Terms:
     call: 1. point_flop, window_flop: operations of 1x1 and of larger kernels, those on the padding
     left out, output channels rounded up to whole vectors. strided_flop: those of a stride above 1,
     once more. rows: weights read for each row of the output, by which narrow images cost more.
-    few_inputs: operations over the input channels of a group. input, output, weight: numbers moved.
+    few_inputs: operations over the input channels of a group. input, output, weight: numbers moved;
+    far_output: those of an output that no cache holds.
     """
     ins = work.in_channels // work.groups
     outs = work.groups * _up(work.out_channels // work.groups)
@@ -192,6 +194,7 @@ def dense_terms(work: Workload) -> Terms:
         "few_inputs": flop / ins,
         "input": float(work.inputs),
         "output": float(work.outputs),
+        "far_output": float(max(0, work.outputs - _NEAR_OUTPUTS)),
         "weight": float(work.weights),
     }
 
@@ -200,21 +203,22 @@ def sparse_terms(work: Workload) -> Terms:
     """Counts that the time of a sparse convolution is made of.
 
     call: 1. flop: operations, those on the padding included. input, output, nonzeros: numbers
-    moved. With a plan, whose tiles have unused lanes too, also: visits: nonzeros of all tiles,
-    each of which is decoded; few_visits: of tiles with so few sums that a multiply-add waits for
-    the one before; channels: output channels of all tiles and blocks of input channels,
-    where sums begin and end; shifts: their vectors that are moved by a pixel; carried: sums that
-    pass through memory between two blocks; far_flop: operations on input that the first cache does
-    not hold; copied: numbers of input copied for the tiles, strided_copied: with a stride,
-    pieces_copied: from several images or blocks of rows for one tile; far_copied: to more than the
-    first cache holds, once for each slice of the output channels that reads it; pieces_output:
-    output of tiles of several pieces. All but the first are those of the thread that has most.
+    moved; far_output: those of an output that no cache holds. With a plan, whose tiles have unused
+    lanes too, also: visits: nonzeros of all tiles, each of which is decoded; few_visits: of tiles
+    with so few sums that a multiply-add waits for the one before; channels: output channels of all
+    tiles and blocks of input channels, where sums begin and end; shifts: their vectors that are
+    moved by a pixel; carried: sums that pass through memory between two blocks; far_flop:
+    operations on input that the first cache does not hold; copied: numbers of input copied for the
+    tiles, strided_copied: with a stride, pieces_copied: from several images or blocks of rows for
+    one tile; pieces_output: output of such tiles. All but the first are those of the thread that
+    has most.
     """
     terms = {
         "call": 1.0,
         "flop": 2.0 * work.nonzeros * work.pixels,
         "input": float(work.inputs),
         "output": float(work.outputs),
+        "far_output": float(max(0, work.outputs - _NEAR_OUTPUTS)),
         "nonzeros": float(work.nonzeros),
     }
     if work.schedule is None or work.facts is None:
@@ -228,11 +232,6 @@ def sparse_terms(work: Workload) -> Terms:
     channels = work.out_channels * tiles * blocks
     copied = work.groups * tiles * blocks * facts["tile_bytes"] / 4
     pieces = facts["pieces_per_tile"] > 1
-    # All channels of a strip are copied before they are used, unless block by block.
-    channels_in = work.in_channels // work.groups
-    strip_bytes = facts["tile_bytes"] * channels_in / schedule["block_channels"] * schedule["strip"]
-    blockwise = blocks > 1 and facts["slices"] == 1 and schedule["strip"] == 1
-    far = strip_bytes > _NEAR_BYTES and not blockwise
     terms.update(
         flop=flop,
         far_flop=flop if facts["tile_bytes"] > _NEAR_BYTES else 0.0,
@@ -244,7 +243,6 @@ def sparse_terms(work: Workload) -> Terms:
         copied=copied,
         strided_copied=copied if work.stride > 1 else 0.0,
         pieces_copied=copied if pieces else 0.0,
-        far_copied=copied * facts["slices"] if far else 0.0,
         pieces_output=float(work.outputs) if pieces else 0.0,
     )
     items, threads = max(1, facts["items"]), work.threads

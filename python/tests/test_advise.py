@@ -151,6 +151,7 @@ def test_the_terms_of_a_dense_layer():
         "few_inputs": pytest.approx(flop / 24),
         "input": 2 * 24 * 64,
         "output": 2 * 40 * 16,
+        "far_output": 0,
         "weight": 9 * 24 * 40,
     }
     work = calibration.workload_of_layer(Layer("t", 1, 24, 16, 8, 8, 1, 1, 0), 5)
@@ -191,6 +192,7 @@ def test_the_terms_of_a_sparse_layer_are_those_of_its_plan():
         "pieces_output": 0,
         "input": 1600 * 32,
         "output": 1600 * 16,
+        "far_output": 0,
         "nonzeros": 460,
     }
     near = {**facts, "tile_bytes": 32 << 10}
@@ -208,6 +210,10 @@ def test_the_terms_of_a_sparse_layer_are_those_of_its_plan():
     uneven = sparse_terms(work._replace(facts={**facts, "items": 3}))
     assert uneven["call"] == 1
     assert uneven["flop"] == pytest.approx(4 / 3 * 2 * 460 * computed)
+    large = work._replace(batch=64)
+    assert (
+        sparse_terms(large)["far_output"] == dense_terms(large)["far_output"] == 64 * 25600 - 2**20
+    )
     plain = sparse_terms(work._replace(schedule=None, facts=None))
     assert plain["flop"] == 2 * 460 * 1600
     assert set(plain) < set(sparse_terms(work))
@@ -595,3 +601,8 @@ def test_the_probes_span_the_sizes_of_layers():
 def test_the_model_needs_no_torch():
     code = "import sys, packedconv.calibration; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_count_has_its_words():
+    work = workload(LAYERS[0], 0.5)
+    assert set(advice._PARTS) == {*dense_terms(work), *sparse_terms(work)}
