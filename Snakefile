@@ -1129,6 +1129,8 @@ rule beyond_figure:
         multiext(f"{FIGURES}/{{device}}/{{beyond}}", pdf=".pdf", png=".png", csv=".csv"),
     log:
         f"logs/{{device}}/{RUN}/figure_{{beyond}}.log",
+    wildcard_constraints:
+        beyond="|".join(set(beyond.EXPERIMENTS) - {"crossover"}),
     conda:
         "envs/environment.yaml"
     params:
@@ -1141,6 +1143,20 @@ rule beyond_figure:
     shell:
         "python {input.script} --results {params.results} --samples {params.samples}"
         " --out {output.pdf} > {log} 2>&1"
+
+
+use rule beyond_figure as crossover_figure with:
+    output:
+        # The calibration, which packedconv.advise takes, too.
+        multiext(
+            f"{FIGURES}/{{device}}/{{beyond}}",
+            pdf=".pdf",
+            png=".png",
+            csv=".csv",
+            json=".json",
+        ),
+    wildcard_constraints:
+        beyond="crossover",
 
 
 rule numerics:
