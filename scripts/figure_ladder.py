@@ -1,22 +1,15 @@
 """The ladder of a CPU: what each idea bought, from Algorithm 1 as it stands to the plan."""
 
-import argparse
-
 from packedconv.evidence.cpu_experiments import load_experiments
 from packedconv.evidence.ladder import ladder
+from packedconv.plots.arguments import samples_parser
 from packedconv.plots.ladder import ladder_figure
 from packedconv.plots.save import save_figure
 from packedconv.script import run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", required=True, metavar="DIR", help="results/<device>/<run>")
-    parser.add_argument(
-        "--samples", required=True, nargs="+", metavar="CSV", help="one file per layer"
-    )
-    parser.add_argument("--out", required=True, help="figure to write, .pdf")
-    options = parser.parse_args()
+    options = samples_parser(__doc__).parse_args()
     experiments = load_experiments(options.results, options.samples)
     table = ladder(experiments)
     save_figure(ladder_figure(experiments, table), table, options.out)

@@ -25,3 +25,13 @@ def figure_parser(description: str | None) -> argparse.ArgumentParser:
         help="results/<device>/<run>: with --panel those of its device family, else exactly one",
     )
     return parser
+
+
+def samples_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser for an experiment on a CPU: `--results --samples --out`."""
+    parser = drawing_parser(description)
+    parser.add_argument("--results", required=True, metavar="DIR", help="results/<device>/<run>")
+    parser.add_argument(
+        "--samples", required=True, nargs="+", metavar="CSV", help="one file per layer"
+    )
+    return parser

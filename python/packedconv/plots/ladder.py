@@ -16,6 +16,7 @@ from packedconv.evidence.cpu_experiments import (
 from packedconv.evidence.ladder import TITLES
 from packedconv.evidence.layer_table import plan_text
 from packedconv.layer import Layer
+from packedconv.plots.quality import quality_lines
 from packedconv.plots.style import new_figure, write_caption
 
 BAR = "#88CCEE"
@@ -43,7 +44,7 @@ def ladder_figure(experiments: Experiments, table: pd.DataFrame) -> Figure:
         "dense layout is chosen once per layer, at its first sparsity.",
         *_plan_lines(experiments, panels),
         *_left_out_lines(experiments, panels),
-        *_quality_lines(panels),
+        *quality_lines(table.dropna(subset="seconds")),
         *(f"{text[:1].upper()}{text[1:]}." for text in skipped_layouts(experiments)),
     ]
     write_caption(figure, lines)
@@ -128,23 +129,4 @@ def _left_out_lines(experiments: Experiments, panels: list) -> list[str]:
             reasons.setdefault(row.left_out, []).append(TITLES[row.rung])
         for reason, rungs in reasons.items():
             lines.append(f"Left out of {name}, S {sparsity:g}: {', '.join(rungs)} ({reason}).")
-    return lines
-
-
-def _quality_lines(panels: list) -> list[str]:
-    """What was not measured well; nothing where all was."""
-    wide, busy = [], []
-    for (name, sparsity), panel in panels:
-        row = next(panel.dropna(subset="seconds").itertuples())
-        place = f"{name}, S {sparsity:g}"
-        if row.wide:
-            times = f"{row.attempts} time{'s' * bool(row.attempts != 1)}"
-            wide.append(f"{place} ({row.spread:.0%}, measured {times})")
-        if row.busy:
-            busy.append(place)
-    lines = []
-    if wide:
-        lines.append(f"Rounds still too far apart after the repeats: {'; '.join(wide)}.")
-    if busy:
-        lines.append(f"Timed while the machine was busy: {'; '.join(busy)}.")
     return lines

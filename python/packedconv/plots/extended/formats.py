@@ -16,7 +16,7 @@ from packedconv.evidence.cpu_experiments import (
 from packedconv.evidence.extended.formats import PRODUCTS, TITLES
 from packedconv.layer import Layer
 from packedconv.plots.captions import shapes
-from packedconv.plots.extended.quality import quality_lines
+from packedconv.plots.quality import quality_lines
 from packedconv.plots.style import GREY, legend_entry, new_figure, write_caption
 
 # Colour and marker; dense and packed words as in the other figures.

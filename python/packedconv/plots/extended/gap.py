@@ -23,6 +23,7 @@ from packedconv.evidence.extended.gap import (
     TITLES,
 )
 from packedconv.layer import Layer
+from packedconv.plots.quality import quality_lines
 from packedconv.plots.style import ERROR_BARS, GREY, legend_entry, new_figure, write_caption
 
 COLOURS = {"pattern": "#88CCEE", "other": "#DDCC77", "together": "#332288", "dense": "#CC6677"}
@@ -180,7 +181,7 @@ def _caption(experiments: Experiments, table: pd.DataFrame, panels: list) -> lis
         *_share_lines(table),
         *_fixed_lines(table),
         *_counter_lines(table),
-        *_quality_lines(panels),
+        *quality_lines(table.dropna(subset="layer")),
         *(f"{text[:1].upper()}{text[1:]}." for text in skipped_layouts(experiments)),
     ]
 
@@ -218,23 +219,4 @@ def _counter_lines(table: pd.DataFrame) -> list[str]:
     lines = [f"Hardware counters that were left out: {text}." for text in missing]
     if rows[COUNTERS].notna().any(axis=None):
         lines.append("Hardware counters of one thread are in the CSV.")
-    return lines
-
-
-def _quality_lines(panels: list) -> list[str]:
-    """What was not measured well; nothing where all was."""
-    wide, busy = [], []
-    for (name, sparsity), panel in panels:
-        row = next(panel.itertuples())
-        place = f"{name}, S {sparsity:g}"
-        if row.wide:
-            times = f"{row.attempts} time{'s' * bool(row.attempts != 1)}"
-            wide.append(f"{place} ({row.spread:.0%}, measured {times})")
-        if row.busy:
-            busy.append(place)
-    lines = []
-    if wide:
-        lines.append(f"Rounds still too far apart after the repeats: {'; '.join(wide)}.")
-    if busy:
-        lines.append(f"Timed while the machine was busy: {'; '.join(busy)}.")
     return lines

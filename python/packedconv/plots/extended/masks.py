@@ -13,6 +13,7 @@ from packedconv.evidence.cpu_experiments import (
 )
 from packedconv.evidence.extended.masks import TITLES
 from packedconv.layer import Layer
+from packedconv.plots.quality import quality_lines
 from packedconv.plots.style import ERROR_BARS, GREY, legend_entry, new_figure, write_caption
 
 BAR = "#88CCEE"
@@ -156,7 +157,7 @@ def _caption(experiments: Experiments, table: pd.DataFrame) -> list[str]:
         *_count_lines(timed),
         *_plan_lines(timed),
         *_left_out_lines(table),
-        *_quality_lines(timed),
+        *quality_lines(timed),
         *(f"{text[:1].upper()}{text[1:]}." for text in skipped_layouts(experiments)),
     ]
 
@@ -205,20 +206,3 @@ def _left_out_lines(table: pd.DataFrame) -> list[str]:
         f"Left out of {row.layer}, S {row.sparsity:g}: {TITLES[row.mask]} ({row.left_out})."
         for row in table.dropna(subset="left_out").itertuples()
     ]
-
-
-def _quality_lines(timed: pd.DataFrame) -> list[str]:
-    """What was not measured well; nothing where all was."""
-    lines = []
-    points = timed.drop_duplicates(["layer", "sparsity"])
-    for column, words in (
-        ("wide", "Rounds still too far apart after the repeats"),
-        ("busy", "Timed while the machine was busy"),
-    ):
-        found = [
-            f"{row.layer}, S {row.sparsity:g} ({row.spread:.0%})"
-            for row in points[points[column].astype(bool)].itertuples()
-        ]
-        if found:
-            lines.append(f"{words}: {'; '.join(found)}.")
-    return lines

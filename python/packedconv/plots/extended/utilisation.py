@@ -13,7 +13,7 @@ from packedconv.evidence.cpu_experiments import (
     protocol_sentence,
 )
 from packedconv.evidence.extended.utilisation import IMPLEMENTATIONS, MEASURED, PRINTED, TITLES
-from packedconv.plots.extended.quality import quality_lines
+from packedconv.plots.quality import quality_lines
 from packedconv.plots.style import PRINTED as PRINTED_LABEL
 from packedconv.plots.style import ROOF_COLOUR, new_figure, sparsity_label, write_caption
 

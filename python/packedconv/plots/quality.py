@@ -6,8 +6,10 @@ import pandas as pd
 def quality_lines(points: pd.DataFrame) -> list[str]:
     """A line for what still spreads too widely and one for a busy machine, where there is any.
 
-    points: a row per layer and sparsity, with the columns of `Experiments.quality`.
+    points: rows with the columns of `Experiments.quality`, of which the first of each layer and
+    sparsity counts.
     """
+    points = points.drop_duplicates(["layer", "sparsity"])
     lines = []
     wide = points[points["wide"].astype(bool)]
     if not wide.empty:
