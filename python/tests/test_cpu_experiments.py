@@ -555,7 +555,7 @@ def test_a_full_disk_is_noticed_before_measuring(settings, stamp, tmp_path, monk
     monkeypatch.setattr(cpu_steps, "require_space", lambda path, rows: counts.append(rows))
     cpu_steps.layers(settings, text, stamp, *paths)
     written = len(read_rows(paths[0], EXPERIMENT_COLUMNS))
-    assert written <= counts[0] == 12 * 2 * (1 + 3) * 5 * 2
+    assert written <= counts[0] == 100 * 2 * (1 + 3) * 5 * 2
 
 
 def test_an_instruction_set_that_is_not_there_is_no_failure(settings, stamp, tmp_path, monkeypatch):
