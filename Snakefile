@@ -1130,7 +1130,7 @@ rule beyond_figure:
     log:
         f"logs/{{device}}/{RUN}/figure_{{beyond}}.log",
     wildcard_constraints:
-        beyond="|".join(set(beyond.EXPERIMENTS) - {"crossover"}),
+        beyond="|".join(name for name in beyond.EXPERIMENTS if name != "crossover"),
     conda:
         "envs/environment.yaml"
     params:
