@@ -112,7 +112,7 @@ def test_the_listed_layers(extended):
     for one in held:
         assert load_experiment(json.dumps(one)).record() == one
         assert len(one["sparsities"]) == 1
-    assert len(held) >= 72
+    assert len(held) >= 60
     shapes = {tuple(Layer(**one["layer"]))[1:] for one in held}
     seen = {tuple(Layer(**one["experiment"]["layer"]))[1:] for one in found["crossover"].values()}
     assert len(shapes) == len(held)
@@ -131,7 +131,7 @@ def test_the_listed_layers(extended):
         (lambda found: found["held_out"].update(other=1), "other"),
         (lambda found: found["held_out"].pop("seed"), "seed"),
         (lambda found: found["held_out"]["sparsities"][0].update(most=1), "1"),
-        (lambda found: found["held_out"].update(most_weights=10), "held_out: expected 72 layers"),
+        (lambda found: found["held_out"].update(most_weights=10), "held_out: expected 96 layers"),
     ],
 )
 def test_wrong_limits_are_named(extended, change, message):
@@ -246,9 +246,12 @@ def results(tmp_path):
     return write_results(tmp_path / "results", out_channels=(8,), sparsities=(0.9,), rounds=2)
 
 
-def write(results, name, wanted, seconds):
+def write(results, name, wanted, seconds, bursts=None):
     plans = {
-        layer.name: {"plans": {sparsity_key(value): PLAN for value in values}}
+        layer.name: {
+            "plans": {sparsity_key(value): PLAN for value in values},
+            **(bursts or {}).get(layer.name, {}),
+        }
         for layer, values in wanted
     }
     return write_experiments(
@@ -309,6 +312,26 @@ def test_what_lies_inside_the_band_does_not_count(results, measured):
     assert list(table["outside_band"]) == [False, False, True, True]
     found = score(table)
     assert (found.layers, found.sparse_faster, found.outside) == (4, 3, 2)
+
+
+def test_a_layer_of_a_busy_machine_says_nothing(results, measured):
+    expected = fit_crossover(load_experiments(results, measured[0]))
+    made_up = times(SEEN)
+    busy = SEEN[-1].name
+
+    def seconds(name, sparsity, contender, number):
+        return 8e-3 if name == busy else made_up(name, sparsity, contender, number)
+
+    bursts = {busy: {"peak_bursts": [200e9, 100e9, 100e9]}}
+    wanted = [(layer, [0.0, 0.5, 0.9]) for layer in SEEN]
+    found = load_experiments(results, write(results, "crossover", wanted, seconds, bursts))
+    assert found.peaks["busy_layers"] == [busy]
+    fitted = fit_crossover(found)
+    assert f"{len(SEEN) - 1} layers" in fitted.source
+    assert f"{len(SEEN)} layers" in expected.source
+    for name, model in fitted.models.items():
+        assert model.points == 3 * (len(SEEN) - 1)
+        assert model.spread == pytest.approx(expected.models[name].spread, abs=0.02)
 
 
 def test_a_layer_of_the_crossover_is_not_held_out(results):

@@ -83,10 +83,16 @@ def layer_titles(table: pd.DataFrame) -> dict[str, str]:
 
 
 def fit_crossover(experiments: Experiments) -> calibration.Calibration:
-    """The calibration that the times of layers give, with the plans that computed them."""
+    """The calibration that the times of layers give, with the plans that computed them.
+
+    Layers timed while the machine was busy are left out, unless all were.
+    """
     resampled = experiments.resampled()
+    busy = experiments.peaks["busy_layers"]
+    quiet = {name: facts for name, facts in experiments.measured.items() if name not in busy}
+    layers = quiet or experiments.measured
     points = []
-    for name, facts in experiments.measured.items():
+    for name, facts in layers.items():
         layer = Layer(**facts["experiment"]["layer"])
         for sparsity in facts["experiment"]["sparsities"]:
             work = planned_workload(facts, layer, sparsity)
@@ -105,7 +111,7 @@ def fit_crossover(experiments: Experiments) -> calibration.Calibration:
         first["comparable"]["isa"],
         experiments.peaks["peak_flops"],
         experiments.peaks["bandwidth"],
-        f"crossover map of run {experiments.settings['run']}, {len(experiments.measured)} layers",
+        f"crossover map of run {experiments.settings['run']}, {len(layers)} layers",
     )
 
 
