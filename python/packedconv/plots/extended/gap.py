@@ -38,6 +38,8 @@ MEASURED, BOUND, IDEAL = "-", "--", ":"
 _DARK = "#222222"
 # Seen on dark bars too.
 _DIAMOND = {"color": _DARK, "markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.5}
+# How many times as far as the bars reach, whiskers are shown.
+_REACH = 1.6
 
 
 def gap_figure(experiments: Experiments, table: pd.DataFrame) -> Figure:
@@ -103,7 +105,7 @@ def _draw(axes: Axes, panel: pd.DataFrame, title: str) -> None:
             )
         axes.annotate(
             f"{value:.2f}",
-            (max(high, 1), place),
+            (min(max(high, 1), value * _REACH), place),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
@@ -128,12 +130,13 @@ def _draw(axes: Axes, panel: pd.DataFrame, title: str) -> None:
 
 
 def _scale_axis(axes: Axes, table: pd.DataFrame) -> None:
-    """Ratios on a logarithmic axis, which all panels of a layer share."""
+    """Ratios on a logarithmic axis, which all panels of a layer share; whiskers may leave it."""
     sparse = table[table["experiment"] == SPARSE]
     bars = table[table["experiment"].isin(TITLES)]
     lines = [1.0, *sparse["over_bound"], *(sparse["ideal"] / sparse["speedup"])]
-    low = min([*lines, *bars["factor_low"].dropna()])
-    high = max([*lines, *bars["factor_high"].dropna()])
+    shown = [*lines, *bars["factor"].dropna()]
+    low = min([*shown, *bars["factor_low"].dropna().clip(lower=min(shown) / _REACH)])
+    high = max([*shown, *bars["factor_high"].dropna().clip(upper=max(shown) * _REACH)])
     axes.set_xscale("log")
     axes.set_xlim(low / 1.08, high * 1.25)
     fine = [0.25, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64]
@@ -166,8 +169,9 @@ def _caption(experiments: Experiments, table: pd.DataFrame, panels: list) -> lis
         f"{distributions_sentence(experiments)}.",
         "Each bar is an experiment of its own, timed in the same rounds as the others with the "
         "same schedule: parts need not add up, and none is what others leave over. Whiskers: 95 % "
-        "intervals of ratios of medians over the medians of the rounds. What no removal explains "
-        "is from the end of the bar 'all at once' to its diamond.",
+        "intervals of ratios of medians over the medians of the rounds; one that meets the frame "
+        "goes on (CSV). What no removal explains is from the end of the bar 'all at once' to its "
+        "diamond.",
         "Rows equalised: every output channel has as many nonzeros. Indices contiguous: those of "
         "a channel follow each other. Few input channels: those of all are in the first ones. "
         "The pattern's causes: these three. Input in cache: strides of zero, so that all reads "
