@@ -40,7 +40,9 @@ try:
     # An imported run has the settings it was measured with, and is only read.
     SETTINGS, RUN, ORIGIN = imported.find_run(config, ROOT)
     DEVICE, IMPORTED = SETTINGS["device"]["name"], ORIGIN is not None
-    RESULTS = f"results/{DEVICE}/{RUN}"
+    STORED = f"results/{DEVICE}/{RUN}"
+    # What rules write: nothing in the folder of an imported run.
+    RESULTS = f"{STORED}/.unmeasured" if IMPORTED else STORED
     # By table ("layers", "layers_cold", "ladder", "peers") or experiment beyond the paper, and name
     # of a layer: what is measured on a CPU beside the paper's layers.
     LISTED = {
@@ -48,7 +50,7 @@ try:
         **beyond.resolve_extended(config, ROOT),
     }
     if IMPORTED:
-        LISTED = imported.listing(ROOT / RESULTS, LISTED)
+        LISTED = imported.listing(ROOT / STORED, LISTED)
 except ValueError as error:
     raise WorkflowError(str(error)) from None
 
@@ -70,7 +72,7 @@ EVERY_EXPERIMENT = ("ablation", "fixed_cost")
 EXPERIMENTS = [
     name
     for name in EVERY_EXPERIMENT
-    if CONTENDERS == "all" and not (IMPORTED and not os.path.isdir(f"{RESULTS}/{name}"))
+    if CONTENDERS == "all" and not (IMPORTED and not os.path.isdir(f"{STORED}/{name}"))
 ]
 # The device family that each panel of the paper shows.
 PANELS = {"a": "a100", "b": "tegra-x1"}
@@ -180,7 +182,7 @@ def measured(folder):
     """The files of a results folder that figures and claims read."""
     names = ("settings.json", "samples.csv", "errors.csv", "peaks.json")
     return [
-        *(given(f"{folder}/{name}") for name in names),
+        *(f"{folder}/{name}" for name in names),
         *layer_files(folder, "bench"),
     ]
 
@@ -194,7 +196,7 @@ def layer_files(folder, step, suffixes=("json",)):
             for suffix in suffixes
         ]
     return [
-        given(path)
+        path
         for suffix in suffixes
         for path in sorted(glob.glob(f"{folder}/{step}/*.{suffix}"))
     ]
@@ -204,37 +206,31 @@ def behind(folder):
     """What is measured in a results folder, with the facts of all of it."""
     return [
         *measured(folder),
-        *(given(f"{folder}/ceilings.{suffix}") for suffix in ("csv", "json")),
+        *(f"{folder}/ceilings.{suffix}" for suffix in ("csv", "json")),
         *layer_files(folder, "bench", ("csv",)),
         *layer_files(folder, "check", ("csv", "json")),
     ]
-
-
-def given(path):
-    """A file of a results folder as an input: an absolute path, which no rule makes, where the
-    run was imported."""
-    return str(ROOT / path) if IMPORTED and path.startswith(f"{RESULTS}/") else path
 
 
 def measured_here(wildcards):
     """No file. Raises ValueError where the run was imported, before anything is overwritten."""
     if IMPORTED:
         raise ValueError(
-            f"run: {RESULTS} was imported and is only read; name another run, which is measured "
-            f"here, or look into {RESULTS}/origin.json for where it was measured"
+            f"run: {STORED} was imported and is only read; name another run, which is measured "
+            f"here, or look into {STORED}/origin.json for where it was measured"
         )
     return []
 
 
 def steps_times(wildcards):
     """Measured seconds of the steps. Raises ValueError where an imported run has none."""
-    path = f"{RESULTS}/steps.csv"
+    path = f"{STORED}/steps.csv"
     if IMPORTED and not os.path.exists(path):
         raise ValueError(
             f"{path}: expected seconds of the workflow's steps, which the bundle that was "
             "imported does not hold; measure with the workflow to have them"
         )
-    return given(path)
+    return path
 
 
 def beside_the_layers(wildcards):
@@ -267,7 +263,7 @@ def results_option(folders):
 # Judged for real where results of the paper's device are at hand, by analogy on this one.
 CLAIM_RESULTS = list(
     dict.fromkeys(
-        [RESULTS] + [path for family in PANELS.values() for path in results_of(family)]
+        [STORED] + [path for family in PANELS.values() for path in results_of(family)]
     )
 )
 
@@ -281,7 +277,7 @@ def versions_found(wildcards):
     if wildcards.table != "table6":
         return []
     if IMPORTED:
-        return given(f"{RESULTS}/bench/{LAYERS[0]}.json")
+        return f"{STORED}/bench/{LAYERS[0]}.json"
     return ["envs/requirements.lock", rules.build.output.stamp]
 
 
@@ -299,7 +295,7 @@ def experiment_results(wildcards):
     """The files of an experiment on a GPU that its figure reads."""
     folder = gpu_results(wildcards)
     return [
-        given(f"{folder}/settings.json"),
+        f"{folder}/settings.json",
         *layer_files(folder, wildcards.experiment, ("csv", "json")),
         *layer_files(folder, "bench"),
     ]
@@ -327,12 +323,11 @@ def listed_results(wildcards, table):
     if IMPORTED and not samples:
         raise ValueError(f"{folder}/{table}: not in the bundle that was imported")
     names = ("settings.json", "ceilings.csv", "ceilings.json")
-    paths = [
+    return [
         *(f"{folder}/{name}" for name in names),
         *samples,
         *(path.replace(".csv", ".json") for path in samples),
     ]
-    return [given(path) for path in paths]
 
 
 def experiment_text(table, wildcards):
@@ -395,7 +390,7 @@ ANALYSIS_TIMES = [
 
 # A machine that measured without the workflow has no times of its steps.
 TIMES_TABLES = (
-    [] if IMPORTED and not os.path.exists(f"{RESULTS}/steps.csv") else ["table5"]
+    [] if IMPORTED and not os.path.exists(f"{STORED}/steps.csv") else ["table5"]
 )
 # Of GPUs in general, whatever run it is: in figures/ itself, rendered once.
 GPU_FAMILIES = sorted(
@@ -1031,7 +1026,7 @@ rule table5:
         script="scripts/table5_times.py",
         paper="config/paper.yaml",
         steps=steps_times,
-        settings=given(f"{RESULTS}/settings.json"),
+        settings=f"{STORED}/settings.json",
         sources=PLOT_SOURCES,
     output:
         multiext(f"{FIGURES}/table5", csv=".csv", md=".md", tex=".tex"),
@@ -1344,7 +1339,7 @@ rule numerics_figure:
         script="scripts/figure_numerics.py",
         paper="config/paper.yaml",
         results=lambda wildcards: [
-            given(f"{cpu_results(wildcards)}/{name}")
+            f"{cpu_results(wildcards)}/{name}"
             for name in ("settings.json", "numerics.csv", "numerics.json")
         ],
         sources=[
@@ -1433,7 +1428,7 @@ rule digits_table:
     input:
         script="scripts/table_digits.py",
         results=lambda wildcards: [
-            given(f"{cpu_results(wildcards)}/{name}")
+            f"{cpu_results(wildcards)}/{name}"
             for name in ("settings.json", "digits.json")
         ],
         sources=[*PLOT_SOURCES, *beyond_sources("evidence", "digits")],
