@@ -47,7 +47,7 @@ _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST_MANIFEST = 64 * 2**20
 _BLOCK = 2**20
-_COMPRESSION = 6
+_COMPRESSION = 9
 
 Manifest = typing.Dict[str, typing.Any]
 
@@ -55,7 +55,7 @@ Manifest = typing.Dict[str, typing.Any]
 def pack(folder: str, out: str) -> Manifest:
     """Write results/<device>/<run>/ as the bundle `out`, and return its bundle.json.
 
-    The same files give the same bytes (with the same zlib). Weights are left out where the
+    The same files give the same bytes (with the same Python and zlib). Weights are left out where the
     manifest beside them says how to draw them again. Raises BundleError for results that are
     not whole, were imported or change meanwhile, and for an `out` that holds something else.
     """
