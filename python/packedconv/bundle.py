@@ -55,9 +55,10 @@ Manifest = typing.Dict[str, typing.Any]
 def pack(folder: str, out: str) -> Manifest:
     """Write results/<device>/<run>/ as the bundle `out`, and return its bundle.json.
 
-    The same files give the same bytes (with the same Python and zlib). Weights are left out where the
-    manifest beside them says how to draw them again. Raises BundleError for results that are
-    not whole, were imported or change meanwhile, and for an `out` that holds something else.
+    The same files give the same bytes (with the same Python and zlib). Weights are left out
+    where the manifest beside them says how to draw them again. Raises BundleError for results
+    that are not whole, were imported or change meanwhile, and for an `out` that holds something
+    else.
     """
     folder = os.path.abspath(folder)
     if os.path.lexists(os.path.join(folder, ORIGIN)):
