@@ -77,9 +77,14 @@ class Plan(NamedTuple):
     decidable: Mapping[str, str]
     # What keeps this machine from measuring, where that is known by now.
     hindrance: str = ""
-    # Name of the run in this checkout, and where it comes from if imported, as `imported.Run`.
-    run: str = ""
+    # Of an imported run its name in this checkout and where it comes from, as `imported.Run`.
+    imported_as: str = ""
     origin: Mapping[str, Any] | None = None
+
+    @property
+    def run(self) -> str:
+        """Name of the run in this checkout."""
+        return self.imported_as or self.settings["run"]
 
     @property
     def figures(self) -> str:
@@ -115,7 +120,7 @@ def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".")
             published.load(str(folder / "config/paper.yaml")), device["family"], settings
         ),
         hindrance=hindrance(device) if built and not origin else "",
-        run=name,
+        imported_as=name if origin else "",
         origin=origin,
     )
 
