@@ -37,6 +37,9 @@ DEVICE_SIDE = [
     "python/packedconv/reference.py",
     "python/packedconv/device.py",
     "python/packedconv/script.py",
+    "python/packedconv/run_folder.py",
+    "python/packedconv/bundle.py",
+    "python/packedconv/collect.py",
     "python/packedconv/settings.py",
     "python/packedconv/samples_file.py",
     "python/packedconv/bench/*.py",
@@ -49,6 +52,9 @@ DEVICE_SIDE = [
     "scripts/fixed_cost.py",
     "scripts/layers.py",
     "scripts/ladder.py",
+    "scripts/collect.py",
+    "scripts/bundle.py",
+    "scripts/import_results",
 ]
 THIRD_PARTY = {"numpy", "torch"}
 # Used where PyTorch has custom ops (2.4 and later), and checked by its own SUPPORTED.

@@ -2,15 +2,17 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from bundled import write_run
 from snakemake.cli import parse_config
 from snakemake.utils import update_config
 
-from packedconv import announce
+from packedconv import announce, bundle
 from packedconv import config as configuration
 from packedconv.device import DeviceError
 
@@ -231,3 +233,23 @@ def test_a_cuda_compiler_lengthens_the_build(monkeypatch):
     without = announce.compilation_seconds()
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     assert announce.compilation_seconds() > without > 0
+
+
+def test_an_imported_run_says_that_nothing_is_measured(tmp_path):
+    """With the settings that it was measured with, and the name that it has here."""
+    for name in ("config", "figures"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    packed = tmp_path / "run.tar.gz"
+    bundle.pack(str(write_run(tmp_path / "there", device="tegra-x1", run="few")), str(packed))
+    bundle.import_bundle(str(packed), "theirs", str(tmp_path))
+    arguments = ["--config", "device=tegra-x1", "run=theirs"]
+    plan = announce.plan([], arguments, str(tmp_path))
+    text = announce.describe(plan)
+    assert text.startswith("Run theirs on device tegra-x1, seed 1: ")
+    assert "none here: imported, measured as run few on a machine with Synthetic CPU;" in text
+    assert "2 layers, 9 sparsities, 2 rounds" in text
+    assert "Warning" not in text
+    assert plan.figures == "figures/theirs"
+    assert "results/tegra-x1/theirs/" in announce.where_to_look(plan)
+    with pytest.raises(ValueError, match="was imported, and measured with another seed"):
+        announce.plan([], [*arguments, "seed=2"], str(tmp_path))

@@ -150,8 +150,8 @@ MEASURING = {"weights", "check", "ceilings", "bench", "ablation", "fixed_cost", 
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory):
-    """A checkout with results of a GPU that it does not have, as rsync and collect.py leave
-    them; their content is of no matter to a plan."""
+    """A checkout with results of a GPU that it does not have, as importing leaves them; their
+    content is of no matter to a plan."""
     checkout = Checkout(tmp_path_factory.mktemp("brought") / "packedconv")
     results = checkout.folder / "results" / "tegra-x1" / RUN
     made = checkout.run(f"results/tegra-x1/{RUN}/settings.json", "--config", "device=tegra-x1")
@@ -160,8 +160,13 @@ def brought(tmp_path_factory):
         (results / step).mkdir(exist_ok=True)
         for layer in ("oc8", "oc12"):
             (results / step / f"{layer}.{suffix}").write_text("")
-    for name in ("samples.csv", "errors.csv", "peaks.json"):
+    (results / "check").mkdir()
+    for layer, suffix in itertools.product(("oc8", "oc12"), ("csv", "json")):
+        (results / "check" / f"{layer}.{suffix}").write_text("")
+    for name in ("samples.csv", "errors.csv", "peaks.json", "ceilings.csv", "ceilings.json"):
         (results / name).write_text("")
+    origin = {"device": "tegra-x1", "run": "there", "bundle_sha256": "0" * 64}
+    (results / "origin.json").write_text(json.dumps(origin))
     # As old as what came from elsewhere may be.
     for path in results.rglob("*"):
         os.utime(path, (1e9, 1e9))
@@ -182,22 +187,36 @@ def test_results_that_were_brought_are_only_read(brought, target, rule, options)
 
 def test_what_is_asked_of_the_device_that_was_brought(brought):
     option = ("--config", "device=tegra-x1")
-    for target, rule in (("claims.csv", "claims"), ("fig5b.pdf", "panel"), ("fig8b.pdf", "panel")):
+    for target, rule in (
+        *(("claims.csv", "claims"), ("fig5b.pdf", "panel"), ("fig8b.pdf", "panel")),
+        *(("table6.csv", "theory"), ("tegra-x1/machine.csv", "machine")),
+    ):
         assert brought.planned_rules(f"figures/{RUN}/{target}", *option) == {rule}
-    for target in ("table6.csv", "fig3.pdf"):
-        assert not MEASURING & brought.planned_rules(f"figures/{RUN}/{target}", *option)
+    assert not MEASURING & brought.planned_rules("all", *option)
     # Seconds of the workflow's own steps, which others did not make.
-    assert brought.planned_rules(f"figures/{RUN}/table5.csv", *option) >= MEASURING
-    # On the device the workflow itself has collected, and measures what is out of date.
-    times = brought.folder / "results" / "tegra-x1" / RUN / "times"
-    times.mkdir(exist_ok=True)
-    (times / "collect.tsv").write_text("")
+    table = brought.run("-n", f"figures/{RUN}/table5.csv", *option)
+    assert table.returncode != 0
+    assert "expected seconds of the workflow's steps, which the bundle" in table.stdout
+    # No rule writes where it was imported, whatever is asked for.
+    for target in ("samples.csv", "peaks.json", "bench/oc8.csv", "settings.json"):
+        asked = brought.run("-n", "-F", f"results/tegra-x1/{RUN}/{target}", *option)
+        assert asked.returncode != 0, asked.stdout
+    asked = brought.run("-n", "bundle", *option)
+    assert asked.returncode != 0
+    assert "was imported and is only read" in asked.stdout
+    # What was measured there is known; another seed is another run.
+    asked = brought.run("-n", "all", *option, "seed=2")
+    assert "was imported, and measured with another seed" in asked.stdout
+    # Without its origin a run is one that this machine measures.
+    origin = brought.folder / "results" / "tegra-x1" / RUN / "origin.json"
+    text = origin.read_text()
+    origin.unlink()
     try:
         assert MEASURING - {"ablation", "fixed_cost"} <= brought.planned_rules(
             f"figures/{RUN}/claims.csv", *option
         )
     finally:
-        (times / "collect.tsv").unlink()
+        origin.write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +232,7 @@ def test_every_target_is_there(finished):
     figures = [f"fig{number}" for number in (1, 3, 4)]
     figures += [f"fig{number}{panel}" for number in (2, 5, 6, 7, 8) for panel in "ab"]
     figures += [f"cpu/fig{number}" for number in (2, 5, 6, 7, 8)]
-    tables = [*(f"table{number}" for number in range(1, 7)), "claims", "audit"]
+    tables = [*(f"table{number}" for number in range(1, 7)), "claims", "audit", "cpu/machine"]
     for name in figures:
         for suffix in ("pdf", "png", "csv"):
             assert (finished.figures / f"{name}.{suffix}").stat().st_size > 0
