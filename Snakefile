@@ -19,6 +19,7 @@ from packedconv import config as configuration
 from packedconv import extended as beyond
 from packedconv.bench import mnn
 from packedconv.imports import imported_modules
+from packedconv.report.marks import Report
 
 
 configfile: "config/config.yaml"
@@ -59,6 +60,7 @@ BROUGHT = (
 )
 # The default run's figures lie directly in figures/.
 FIGURES = "figures" if RUN == configuration.DEFAULT_RUN else f"figures/{RUN}"
+REPORT = Report(ROOT, FIGURES, RESULTS, DEVICE)
 
 DEVICES = {
     name: configuration.load_device(ROOT, name)
@@ -145,7 +147,7 @@ INSTRUCTION_SOURCES = [
     *(f"{PACKAGE}/{name}.py" for name in INSTRUCTION_MODULES.split()),
     *(
         f"{PACKAGE}/evidence/{name}.py"
-        for name in ("instructions", "nvrtc", "sass", "tabular")
+        for name in ("instructions", "nvrtc", "page", "sass", "tabular")
     ),
     *(path for path in COMPILED_SOURCES if path.startswith("csrc/cuda/")),
     *sorted(glob.glob("csrc/*.h")),
@@ -161,7 +163,16 @@ def trio(stem):
 
 
 def table(stem):
-    return [f"{stem}.{suffix}" for suffix in ("csv", "md", "tex")]
+    return [f"{stem}.{suffix}" for suffix in ("csv", "md", "tex", "html")]
+
+
+def figure_files(stem, **more):
+    """The same as outputs of a rule, named by their suffixes; the picture is for the report."""
+    return REPORT.marked(multiext(stem, pdf=".pdf", png=".png", csv=".csv", **more))
+
+
+def table_files(stem):
+    return REPORT.marked(multiext(stem, csv=".csv", md=".md", tex=".tex", html=".html"))
 
 
 def results_of(family):
@@ -353,6 +364,9 @@ wildcard_constraints:
     beyond="|".join(beyond.EXPERIMENTS),
 
 
+report: "docs/report/workflow.rst"
+
+
 rule all:
     input:
         [trio(f"{FIGURES}/{figure}") for figure in DRAWING_SCRIPTS],
@@ -372,6 +386,18 @@ rule all:
         "All figures, tables, claims and the audit are there"
 
 
+if REPORT.asked:
+    from packedconv.report import captions
+
+    captions.register(REPORT)
+
+    rule reported:
+        """What has been made, of `all` and beyond it; what is missing is named and no error."""
+        default_target: True
+        input:
+            REPORT.made(rules.all.input),
+
+
 rule build:
     """Compile the extension in place; measuring depends on the stamp, not on the binary."""
     input:
@@ -387,7 +413,7 @@ rule build:
         "build/build.tsv"
     conda:
         "envs/environment.yaml"
-    threads: workflow.cores
+    threads: lambda wildcards: workflow.cores
     message:
         "Compiling the extension"
     shell:
@@ -452,7 +478,7 @@ rule check:
         f"{RESULTS}/times/check_{{layer}}.tsv"
     conda:
         "envs/environment.yaml"
-    threads: workflow.cores
+    threads: lambda wildcards: workflow.cores
     message:
         "Checking layer {wildcards.layer} against float64"
     shell:
@@ -661,7 +687,7 @@ rule drawing:
         sources=PLOT_SOURCES,
         packing=PACKING,
     output:
-        multiext(f"{FIGURES}/{{figure}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{figure}}"),
     log:
         f"logs/{DEVICE}/{RUN}/{{figure}}.log",
     benchmark:
@@ -683,7 +709,7 @@ rule roofline_panel:
         paper="config/paper.yaml",
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/fig2{{panel}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/fig2{{panel}}"),
     log:
         f"logs/{DEVICE}/{RUN}/fig2{{panel}}.log",
     benchmark:
@@ -705,7 +731,7 @@ rule panel:
         results=panel_inputs,
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{figure}}{{panel}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{figure}}{{panel}}"),
     log:
         f"logs/{DEVICE}/{RUN}/{{figure}}{{panel}}.log",
     benchmark:
@@ -732,7 +758,7 @@ rule device_figure:
         results=lambda wildcards: measured(f"results/{wildcards.device}/{RUN}"),
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/{{figure}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{device}}/{{figure}}"),
     log:
         f"logs/{{device}}/{RUN}/{{figure}}.log",
     benchmark:
@@ -756,7 +782,7 @@ rule contenders:
         results=lambda wildcards: measured(gpu_results(wildcards)),
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/contenders", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{device}}/contenders"),
     log:
         f"logs/{{device}}/{RUN}/contenders.log",
     benchmark:
@@ -778,9 +804,7 @@ rule experiment_figure:
         results=experiment_results,
         sources=PLOT_SOURCES,
     output:
-        multiext(
-            f"{FIGURES}/{{device}}/{{experiment}}", pdf=".pdf", png=".png", csv=".csv"
-        ),
+        figure_files(f"{FIGURES}/{{device}}/{{experiment}}"),
     log:
         f"logs/{{device}}/{RUN}/{{experiment}}.log",
     benchmark:
@@ -811,7 +835,7 @@ rule layer_table:
         results=lambda wildcards: listed_results(wildcards, wildcards.table),
         sources=LISTED_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/{{table}}", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{device}}/{{table}}"),
     log:
         f"logs/{{device}}/{RUN}/table_{{table}}.log",
     conda:
@@ -836,7 +860,7 @@ rule ladder_figure:
         results=lambda wildcards: listed_results(wildcards, "ladder"),
         sources=LISTED_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/ladder", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{device}}/ladder"),
     log:
         f"logs/{{device}}/{RUN}/figure_ladder.log",
     conda:
@@ -864,7 +888,7 @@ rule theory:
         ),
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{table}}", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{table}}"),
     log:
         f"logs/{DEVICE}/{RUN}/{{table}}.log",
     benchmark:
@@ -887,7 +911,7 @@ rule claims:
         results=[path for folder in CLAIM_RESULTS for path in measured(folder)],
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/claims", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/claims"),
     log:
         f"logs/{DEVICE}/{RUN}/claims.log",
     benchmark:
@@ -913,7 +937,8 @@ rule steps:
         compilation=ancient(rules.build.benchmark),
         facts=ancient([f"{RESULTS}/bench/{layer}.json" for layer in LAYERS]),
         benchmark=ancient(MEASURE_TIMES),
-        analysis=ancient(ANALYSIS_TIMES),
+        # A report of a part has table 5 without every figure; nothing is run for it.
+        analysis=ancient([] if REPORT.asked else ANALYSIS_TIMES),
     output:
         f"{RESULTS}/steps.csv",
     log:
@@ -935,7 +960,7 @@ rule table5:
         steps=rules.steps.output,
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/table5", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/table5"),
     log:
         f"logs/{DEVICE}/{RUN}/table5.log",
     conda:
@@ -963,7 +988,7 @@ rule instructions:
         stamp=rules.build.output.stamp,
         sources=INSTRUCTION_SOURCES,
     output:
-        multiext("figures/instructions", csv=".csv", md=".md", tex=".tex"),
+        table_files("figures/instructions"),
     log:
         "logs/instructions.log",
     conda:
@@ -983,7 +1008,7 @@ rule bounds_page:
         devices=sorted(glob.glob("config/devices/*.yaml")),
         sources=[*PLOT_SOURCES, *PACKING, f"{PACKAGE}/config.py"],
     output:
-        multiext("figures/bounds_{family}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files("figures/bounds_{family}"),
     log:
         "logs/bounds_{family}.log",
     wildcard_constraints:
@@ -1040,7 +1065,7 @@ rule peers_table:
         results=lambda wildcards: listed_results(wildcards, "peers"),
         sources=LISTED_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/peers", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{device}}/peers"),
     log:
         f"logs/{{device}}/{RUN}/peers.log",
     conda:
@@ -1126,7 +1151,7 @@ rule beyond_figure:
             *beyond_sources("plots", wildcards.beyond),
         ],
     output:
-        multiext(f"{FIGURES}/{{device}}/{{beyond}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{device}}/{{beyond}}"),
     log:
         f"logs/{{device}}/{RUN}/figure_{{beyond}}.log",
     wildcard_constraints:
@@ -1148,13 +1173,7 @@ rule beyond_figure:
 use rule beyond_figure as crossover_figure with:
     output:
         # The calibration, which packedconv.advise takes, too.
-        multiext(
-            f"{FIGURES}/{{device}}/{{beyond}}",
-            pdf=".pdf",
-            png=".png",
-            csv=".csv",
-            json=".json",
-        ),
+        figure_files(f"{FIGURES}/{{device}}/{{beyond}}", json=".json"),
     wildcard_constraints:
         beyond="crossover",
 
@@ -1179,7 +1198,7 @@ rule numerics:
         f"{RESULTS}/times/numerics.tsv"
     conda:
         "envs/environment.yaml"
-    threads: workflow.cores
+    threads: lambda wildcards: workflow.cores
     params:
         experiment=json.dumps(
             configuration.load_yaml(ROOT / config["extended"])["numerics"],
@@ -1208,7 +1227,7 @@ rule numerics_figure:
             *beyond_sources("plots", "numerics"),
         ],
     output:
-        multiext(f"{FIGURES}/{{device}}/numerics", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{device}}/numerics"),
     log:
         f"logs/{{device}}/{RUN}/figure_numerics.log",
     conda:
@@ -1238,7 +1257,7 @@ rule mappings:
             *beyond_sources("plots", "mappings"),
         ],
     output:
-        multiext("figures/mappings", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files("figures/mappings"),
     log:
         "logs/mappings.log",
     conda:
@@ -1293,7 +1312,7 @@ rule digits_table:
         ],
         sources=[*PLOT_SOURCES, *beyond_sources("evidence", "digits")],
     output:
-        multiext(f"{FIGURES}/{{device}}/digits", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{device}}/digits"),
     log:
         f"logs/{{device}}/{RUN}/table_digits.log",
     conda:
@@ -1316,9 +1335,7 @@ rule claims_extended:
         utilisation=f"{FIGURES}/{{device}}/utilisation.csv",
         sources=[*LISTED_SOURCES, *beyond_sources("evidence", "claims_extended")],
     output:
-        multiext(
-            f"{FIGURES}/{{device}}/claims_extended", csv=".csv", md=".md", tex=".tex"
-        ),
+        table_files(f"{FIGURES}/{{device}}/claims_extended"),
     log:
         f"logs/{{device}}/{RUN}/claims_extended.log",
     conda:
