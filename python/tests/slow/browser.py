@@ -38,7 +38,7 @@ class Browser:
         # The browser reads commands from descriptor 3 and answers on 4.
         self._process = subprocess.Popen(
             [
-                *("sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh"),
+                *("bash", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "bash"),
                 *(program() or PROGRAMS[0], *options, "about:blank"),
             ],
             pass_fds=(to_browser, from_browser),
@@ -49,6 +49,13 @@ class Browser:
         os.close(from_browser)
         self.events: list[tuple[str, dict]] = []
         self._numbers, self._answers, self._rest = itertools.count(1), {}, b""
+        try:
+            self._attach(width, height)
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(self, width: int, height: int) -> None:
         targets = self.call("Target.getTargets", session=None)["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
         self._session = self.call(
@@ -73,6 +80,9 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._process.kill()
         self._process.wait()
         os.close(self._in)
