@@ -38,7 +38,7 @@ def report(tmp_path):
 
 def render(report, text):
     captions.register(report)
-    return docutils.core.publish_parts(text, writer_name="html")["body"]
+    return docutils.core.publish_parts(text, writer="html")["body"]
 
 
 def test_entries_are_whole():
@@ -73,7 +73,7 @@ def test_no_entry():
 def test_an_entry_that_is_not_whole(tmp_path):
     path = tmp_path / "contents.yaml"
     path.write_text("- category: 1\n  results: [{name: fig1, titel: x}]\n")
-    with pytest.raises(ValueError, match="fig1: .*titel"):
+    with pytest.raises(ValueError, match=r"fig1: .*titel"):
         contents.load(path)
 
 
