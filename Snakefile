@@ -20,6 +20,7 @@ from packedconv import extended as beyond
 from packedconv import imported
 from packedconv.bench import mnn
 from packedconv.imports import imported_modules
+from packedconv.report.marks import Report
 
 
 configfile: "config/config.yaml"
@@ -59,6 +60,7 @@ LAYERS = [layer["name"] for layer in SETTINGS["layers"]]
 RENDER_TIMES = f"logs/{DEVICE}/{RUN}/times"
 # The default run's figures lie directly in figures/.
 FIGURES = "figures" if RUN == configuration.DEFAULT_RUN else f"figures/{RUN}"
+REPORT = Report(ROOT, FIGURES, RESULTS, DEVICE)
 
 DEVICES = {
     name: configuration.load_device(ROOT, name)
@@ -149,7 +151,7 @@ INSTRUCTION_SOURCES = [
     *(f"{PACKAGE}/{name}.py" for name in INSTRUCTION_MODULES.split()),
     *(
         f"{PACKAGE}/evidence/{name}.py"
-        for name in ("instructions", "nvrtc", "sass", "tabular")
+        for name in ("instructions", "nvrtc", "page", "sass", "tabular")
     ),
     *(path for path in COMPILED_SOURCES if path.startswith("csrc/cuda/")),
     *sorted(glob.glob("csrc/*.h")),
@@ -165,7 +167,16 @@ def trio(stem):
 
 
 def table(stem):
-    return [f"{stem}.{suffix}" for suffix in ("csv", "md", "tex")]
+    return [f"{stem}.{suffix}" for suffix in ("csv", "md", "tex", "html")]
+
+
+def figure_files(stem, **more):
+    """The same as outputs of a rule, named by their suffixes; the picture is for the report."""
+    return REPORT.marked(multiext(stem, pdf=".pdf", png=".png", csv=".csv", **more))
+
+
+def table_files(stem):
+    return REPORT.marked(multiext(stem, csv=".csv", md=".md", tex=".tex", html=".html"))
 
 
 def results_of(family):
@@ -413,6 +424,9 @@ wildcard_constraints:
     beyond="|".join(beyond.EXPERIMENTS),
 
 
+report: "docs/report/workflow.rst"
+
+
 rule all:
     input:
         [trio(f"{FIGURES}/{figure}") for figure in DRAWING_SCRIPTS],
@@ -440,6 +454,18 @@ rule all:
         "All figures, tables, claims and the audit are there"
 
 
+if REPORT.asked:
+    from packedconv.report import captions
+
+    captions.register(REPORT)
+
+    rule reported:
+        """What has been made, of `all` and beyond it; what is missing is named and no error."""
+        default_target: True
+        input:
+            REPORT.made(rules.all.input),
+
+
 rule build:
     """Compile the extension in place; measuring depends on the stamp, not on the binary."""
     input:
@@ -455,7 +481,7 @@ rule build:
         "build/build.tsv"
     conda:
         "envs/environment.yaml"
-    threads: workflow.cores
+    threads: lambda wildcards: workflow.cores
     message:
         "Compiling the extension"
     shell:
@@ -522,7 +548,7 @@ rule check:
         f"{RESULTS}/times/check_{{layer}}.tsv"
     conda:
         "envs/environment.yaml"
-    threads: workflow.cores
+    threads: lambda wildcards: workflow.cores
     message:
         "Checking layer {wildcards.layer} against float64"
     shell:
@@ -731,7 +757,7 @@ rule drawing:
         sources=PLOT_SOURCES,
         packing=PACKING,
     output:
-        multiext(f"{FIGURES}/{{figure}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{figure}}"),
     log:
         f"logs/{DEVICE}/{RUN}/{{figure}}.log",
     benchmark:
@@ -753,7 +779,7 @@ rule roofline_panel:
         paper="config/paper.yaml",
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/fig2{{panel}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/fig2{{panel}}"),
     log:
         f"logs/{DEVICE}/{RUN}/fig2{{panel}}.log",
     benchmark:
@@ -775,7 +801,7 @@ rule panel:
         results=panel_inputs,
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{figure}}{{panel}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{figure}}{{panel}}"),
     log:
         f"logs/{DEVICE}/{RUN}/{{figure}}{{panel}}.log",
     benchmark:
@@ -802,7 +828,7 @@ rule device_figure:
         results=lambda wildcards: measured(f"results/{wildcards.device}/{RUN}"),
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/{{figure}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{device}}/{{figure}}"),
     log:
         f"logs/{{device}}/{RUN}/{{figure}}.log",
     benchmark:
@@ -848,7 +874,7 @@ rule contenders:
         results=lambda wildcards: measured(gpu_results(wildcards)),
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/contenders", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{device}}/contenders"),
     log:
         f"logs/{{device}}/{RUN}/contenders.log",
     benchmark:
@@ -870,9 +896,7 @@ rule experiment_figure:
         results=experiment_results,
         sources=PLOT_SOURCES,
     output:
-        multiext(
-            f"{FIGURES}/{{device}}/{{experiment}}", pdf=".pdf", png=".png", csv=".csv"
-        ),
+        figure_files(f"{FIGURES}/{{device}}/{{experiment}}"),
     log:
         f"logs/{{device}}/{RUN}/{{experiment}}.log",
     benchmark:
@@ -903,7 +927,7 @@ rule layer_table:
         results=lambda wildcards: listed_results(wildcards, wildcards.table),
         sources=LISTED_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/{{table}}", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{device}}/{{table}}"),
     log:
         f"logs/{{device}}/{RUN}/table_{{table}}.log",
     conda:
@@ -928,7 +952,7 @@ rule ladder_figure:
         results=lambda wildcards: listed_results(wildcards, "ladder"),
         sources=LISTED_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/ladder", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{device}}/ladder"),
     log:
         f"logs/{{device}}/{RUN}/figure_ladder.log",
     conda:
@@ -951,7 +975,7 @@ rule theory:
         versions=versions_found,
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{table}}", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{table}}"),
     log:
         f"logs/{DEVICE}/{RUN}/{{table}}.log",
     benchmark:
@@ -980,7 +1004,7 @@ rule claims:
         results=[path for folder in CLAIM_RESULTS for path in measured(folder)],
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/claims", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/claims"),
     log:
         f"logs/{DEVICE}/{RUN}/claims.log",
     benchmark:
@@ -1006,7 +1030,8 @@ rule steps:
         compilation=ancient(rules.build.benchmark),
         facts=ancient([f"{RESULTS}/bench/{layer}.json" for layer in LAYERS]),
         benchmark=ancient(MEASURE_TIMES),
-        analysis=ancient(ANALYSIS_TIMES),
+        # A report of a part has table 5 without every figure; nothing is run for it.
+        analysis=ancient([] if REPORT.asked else ANALYSIS_TIMES),
     output:
         f"{RESULTS}/steps.csv",
     log:
@@ -1029,7 +1054,7 @@ rule table5:
         settings=f"{STORED}/settings.json",
         sources=PLOT_SOURCES,
     output:
-        multiext(f"{FIGURES}/table5", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/table5"),
     log:
         f"logs/{DEVICE}/{RUN}/table5.log",
     conda:
@@ -1057,7 +1082,7 @@ rule instructions:
         stamp=rules.build.output.stamp,
         sources=INSTRUCTION_SOURCES,
     output:
-        multiext("figures/instructions", csv=".csv", md=".md", tex=".tex"),
+        table_files("figures/instructions"),
     log:
         "logs/instructions.log",
     conda:
@@ -1077,7 +1102,7 @@ rule bounds_page:
         devices=sorted(glob.glob("config/devices/*.yaml")),
         sources=[*PLOT_SOURCES, *PACKING, f"{PACKAGE}/config.py"],
     output:
-        multiext("figures/bounds_{family}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files("figures/bounds_{family}"),
     log:
         "logs/bounds_{family}.log",
     wildcard_constraints:
@@ -1180,7 +1205,7 @@ rule peers_table:
         results=lambda wildcards: listed_results(wildcards, "peers"),
         sources=LISTED_SOURCES,
     output:
-        multiext(f"{FIGURES}/{{device}}/peers", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{device}}/peers"),
     log:
         f"logs/{{device}}/{RUN}/peers.log",
     conda:
@@ -1266,7 +1291,7 @@ rule beyond_figure:
             *beyond_sources("plots", wildcards.beyond),
         ],
     output:
-        multiext(f"{FIGURES}/{{device}}/{{beyond}}", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{device}}/{{beyond}}"),
     log:
         f"logs/{{device}}/{RUN}/figure_{{beyond}}.log",
     wildcard_constraints:
@@ -1288,13 +1313,7 @@ rule beyond_figure:
 use rule beyond_figure as crossover_figure with:
     output:
         # The calibration, which packedconv.advise takes, too.
-        multiext(
-            f"{FIGURES}/{{device}}/{{beyond}}",
-            pdf=".pdf",
-            png=".png",
-            csv=".csv",
-            json=".json",
-        ),
+        figure_files(f"{FIGURES}/{{device}}/{{beyond}}", json=".json"),
     wildcard_constraints:
         beyond="crossover",
 
@@ -1319,7 +1338,7 @@ rule numerics:
         f"{RESULTS}/times/numerics.tsv"
     conda:
         "envs/environment.yaml"
-    threads: workflow.cores
+    threads: lambda wildcards: workflow.cores
     params:
         experiment=json.dumps(
             configuration.load_yaml(ROOT / config["extended"])["numerics"],
@@ -1348,7 +1367,7 @@ rule numerics_figure:
             *beyond_sources("plots", "numerics"),
         ],
     output:
-        multiext(f"{FIGURES}/{{device}}/numerics", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files(f"{FIGURES}/{{device}}/numerics"),
     log:
         f"logs/{{device}}/{RUN}/figure_numerics.log",
     conda:
@@ -1378,7 +1397,7 @@ rule mappings:
             *beyond_sources("plots", "mappings"),
         ],
     output:
-        multiext("figures/mappings", pdf=".pdf", png=".png", csv=".csv"),
+        figure_files("figures/mappings"),
     log:
         "logs/mappings.log",
     conda:
@@ -1433,7 +1452,7 @@ rule digits_table:
         ],
         sources=[*PLOT_SOURCES, *beyond_sources("evidence", "digits")],
     output:
-        multiext(f"{FIGURES}/{{device}}/digits", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{device}}/digits"),
     log:
         f"logs/{{device}}/{RUN}/table_digits.log",
     conda:
@@ -1456,9 +1475,7 @@ rule claims_extended:
         utilisation=f"{FIGURES}/{{device}}/utilisation.csv",
         sources=[*LISTED_SOURCES, *beyond_sources("evidence", "claims_extended")],
     output:
-        multiext(
-            f"{FIGURES}/{{device}}/claims_extended", csv=".csv", md=".md", tex=".tex"
-        ),
+        table_files(f"{FIGURES}/{{device}}/claims_extended"),
     log:
         f"logs/{{device}}/{RUN}/claims_extended.log",
     conda:

@@ -77,6 +77,19 @@ def run_snakemake(arguments: Sequence[str]) -> int:
     return status
 
 
+def run_report(arguments: Sequence[str]) -> int:
+    """Write Snakemake's report of what has been made; a first argument may name its file."""
+    named = bool(arguments) and arguments[0].endswith((".html", ".zip"))
+    path = arguments[0] if named else "report.html"
+    status = run_snakemake(["--report", path, *arguments[named:]])
+    if status == 0:
+        print(
+            f"{path}: {os.path.getsize(path) / 1e6:.1f} MB, one file. Open it in a browser; it"
+            " needs no network. Begin with 1 Claims and audit."
+        )
+    return status
+
+
 def run_tests(arguments: Sequence[str]) -> int:
     status = run_snakemake(["build"])
     if status:
@@ -92,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb = arguments[0]
     if verb == "test":
         return run_tests(arguments[1:])
+    if verb == "report":
+        return run_report(arguments[1:])
     if verb not in CONFIG_FILES:
         return run_snakemake(arguments)
     from packedconv import announce  # a pass-through call has no use for what it imports

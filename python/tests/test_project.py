@@ -100,7 +100,9 @@ def test_no_output_is_tracked():
         path
         for path in tracked()
         if path.startswith(("results/", "build/", ".venv/"))
-        or (path.startswith("figures/") and path.endswith((".pdf", ".png", ".csv", ".tex")))
+        or (
+            path.startswith("figures/") and path.endswith((".pdf", ".png", ".csv", ".tex", ".html"))
+        )
     ]
     assert outputs == []
 

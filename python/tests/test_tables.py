@@ -1,11 +1,14 @@
 import fractions
 import pathlib
+import re
 import sys
+import xml.etree.ElementTree
 
 import pandas as pd
 import pytest
 
 from packedconv.evidence import published, tables, tabular
+from packedconv.evidence.page import page
 from packedconv.roofline import exact, sparse_arithmetic_intensity, winograd_speedup
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -236,8 +239,15 @@ def test_written_tables_are_escaped_and_the_same_each_time(tmp_path):
     first = [pathlib.Path(path).read_bytes() for path in paths]
     tabular.write_table(frame, tmp_path / "t.csv", "A & B", "tab:t", notes=["≥ 1 × #"])
     assert first == [pathlib.Path(path).read_bytes() for path in paths]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.md", "t.tex"]
-    markdown, tex = (path.decode() for path in first[1:])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "t.csv",
+        "t.html",
+        "t.md",
+        "t.tex",
+    ]
+    markdown, tex, shown = (path.decode() for path in first[1:])
+    assert '<td class="word">50 % &amp; more</td>' in shown
+    assert "<li>≥ 1 × #</li>" in shown
     assert "x\\|y" in markdown
     assert "| no " in markdown
     assert r"50 \% \& more & yes & 1.5 \\" in tex
@@ -272,7 +282,8 @@ def test_a_table_in_parts(tmp_path):
         column_format={"b": "p{2cm}"},
         long=True,
     )
-    markdown, tex = (pathlib.Path(path).read_text() for path in paths[1:])
+    markdown, tex, shown = (pathlib.Path(path).read_text() for path in paths[1:])
+    assert shown.index("<h2>First</h2>") < shown.index("long | text") < shown.index("Second</h2>")
     assert markdown.splitlines()[2:] == [
         "### First",
         "",
@@ -294,17 +305,36 @@ def test_a_table_in_parts(tmp_path):
     assert "A: Second" in tex
 
 
+def test_a_page_stands_alone_and_shows_text_as_it_is():
+    frame = pd.DataFrame({"id": ["a<b>", "c\nd"], "text": ["x " * 20, "figures/fig5a.png"]})
+    text = page([tabular.Group("", "", frame)], "A & <B>", "One.\n\n- two\n- <three>")
+    parsed = xml.etree.ElementTree.fromstring(
+        text.replace("<!doctype html>", "")
+        .replace("<wbr>", "")
+        .replace("<br>", "<br/>")
+        .replace('<meta charset="utf-8">', "")
+    )
+    assert parsed.findtext("head/title") == "A & <B>"
+    assert [item.text for item in parsed.iter("li")] == ["two", "<three>"]
+    assert ["".join(cell.itertext()) for cell in parsed.iter("td")] == [
+        *("a<b>", "x " * 20, "cd", "figures/fig5a.png"),
+    ]
+    # A page that fetches something would not open offline.
+    assert not re.search(r"https?:|src=|href=|@import|url\(", text)
+
+
 def test_a_table_needs_a_csv_name(tmp_path):
     with pytest.raises(ValueError, match=r"path: expected a name that ends in \.csv"):
         tabular.write_table(pd.DataFrame({"a": [1]}), tmp_path / "t.md", "A", "tab:t")
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_scripts_write_three_files(name, tmp_path, run_script):
+def test_scripts_write_four_files(name, tmp_path, run_script):
     out = tmp_path / f"{name}.csv"
     assert run_script(SCRIPTS[name], "--paper", PAPER, "--out", str(out)) is None
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"{name}.csv",
+        f"{name}.html",
         f"{name}.md",
         f"{name}.tex",
     ]

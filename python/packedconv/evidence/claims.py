@@ -229,6 +229,14 @@ def decidable(
     }
 
 
+def places(published: Published) -> dict[str, list[str]]:
+    """The figures and tables of the paper that show a statement, as `fig5a`; by statement id."""
+    return {
+        statement["id"]: [path.rpartition(".")[0] for path in _places(published, statement)]
+        for statement in published.statements
+    }
+
+
 def counts(table: pd.DataFrame) -> dict[str, int]:
     """Number of statements per verdict."""
     return {verdict: int((table["verdict"] == verdict).sum()) for verdict in VERDICTS}
@@ -571,9 +579,14 @@ def _summary(statement: Statement, parts: Sequence[Part]) -> str:
 
 def _shown_in(published: Published, statement: Statement, judgement: Judgement) -> list[str]:
     """Where the paper's panel or table shows what a statement was judged by."""
+    if statement["quantity"] in FIGURES and statement["family"] and not judgement.obtained:
+        return []
+    return _places(published, statement)
+
+
+def _places(published: Published, statement: Statement) -> list[str]:
+    """Where the paper's panel or table would show it, whether or not it was measured."""
     if statement["quantity"] in FIGURES and statement["family"]:
-        if not judgement.obtained:
-            return []
         panel = published.devices[statement["family"]]["panel"]
         return [f"fig{number}{panel}.png" for number in FIGURES[statement["quantity"]]]
     place = statement.get("figure", "")

@@ -18,6 +18,7 @@ from packedconv.evidence.claims import (
     shapes,
     shortfall,
 )
+from packedconv.evidence.page import page
 from packedconv.evidence.published import Published
 from packedconv.evidence.quantities import NotMeasuredError
 from packedconv.evidence.samples import Results
@@ -130,7 +131,7 @@ def write(
     before: str,
     formats: Mapping[str, str],
 ) -> None:
-    """Write `table` to `path` (.csv) and the report to .md, with links, and .tex beside it.
+    """Write `table` to `path` (.csv) and the report to .md, with links, .tex and .html beside it.
 
     parts_with(link): the parts of the report. before: paragraphs before them. formats: columns in
     LaTeX, by name.
@@ -145,6 +146,7 @@ def write(
         f"{stem}.tex": tabular.latex(
             parts_with(plain_name), caption, label, before, column_format=formats, long=True
         ),
+        f"{stem}.html": page(parts_with(plain_name), caption, before),
     }
     for name, text in texts.items():
         with atomic_write(name) as temporary, open(

@@ -1,4 +1,4 @@
-"""A table as CSV for programs, and as Markdown and LaTeX for readers."""
+"""A table as CSV for programs, and as Markdown, LaTeX and HTML for readers."""
 
 import math
 import os
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from packedconv.evidence.page import page
 from packedconv.files import atomic_write
 
 # What pdflatex does not read as it stands, or reads as markup.
@@ -66,13 +67,13 @@ def write_table(
     column_format: str | Mapping[str, str] | None = None,
     long: bool = False,
 ) -> list[str]:
-    """Write `frame` to `path` (.csv) and a readable form to .md and .tex beside it.
+    """Write `frame` to `path` (.csv) and a readable form to .md, .tex and .html beside it.
 
     shown: what a reader sees instead of `frame`, whole or in parts. preamble: paragraphs before
     the table; notes: lines after it. column_format: LaTeX columns ("lrp{6cm}"), or by column
     name; by default all "l". long: a LaTeX longtable, which breaks over pages (else a table
     float); both need booktabs.
-    The same input gives the same bytes. Returns the three paths.
+    The same input gives the same bytes. Returns the four paths.
     Raises ValueError when `path` does not end in .csv.
     """
     path = os.fspath(path)
@@ -87,6 +88,7 @@ def write_table(
         path: frame.to_csv(index=False, lineterminator="\n"),
         stem + ".md": markdown(parts, caption, preamble, notes),
         stem + ".tex": latex(parts, caption, label, preamble, notes, column_format, long),
+        stem + ".html": page(parts, caption, preamble, notes),
     }
     for name, text in texts.items():
         with atomic_write(name) as temporary, open(
