@@ -68,11 +68,7 @@ if outdated "$results/ceilings.csv"; then
     "$python" scripts/ceilings.py --settings "$settings" --stamp "$stamp" \
         --out "$results/ceilings.csv" --facts "$results/ceilings.json"
 fi
-samples=() facts=() checks=()
 for layer in $layers; do
-    samples+=("$results/bench/$layer.csv")
-    facts+=("$results/bench/$layer.json")
-    checks+=("$results/check/$layer.csv")
     say "timing $layer"
     "$python" scripts/bench.py --settings "$settings" --layer "$layer" \
         --weights "$results/weights/$layer.npz" --stamp "$stamp" \
@@ -95,8 +91,4 @@ for layer in ${experiments:+$layers}; do
             --out "$results/fixed_cost/$layer.csv" --facts "$results/fixed_cost/$layer.json"
     fi
 done
-say "putting the layers together"
-"$python" scripts/collect.py --bench "${samples[@]}" --facts "${facts[@]}" --checks "${checks[@]}" \
-    --ceilings "$results/ceilings.csv" --ceilings-facts "$results/ceilings.json" \
-    --out "$results/samples.csv" --errors "$results/errors.csv" --peaks "$results/peaks.json"
 say "done: $results"

@@ -6,6 +6,7 @@ drop, and brings the bundle here.
 """
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -192,19 +193,24 @@ def device_files(root: pathlib.Path) -> list[str]:
     """
     called = re.findall(r"scripts/\w+\.py", (root / MEASURING).read_text(encoding="utf-8"))
     scripts = sorted({*called, "scripts/bundle.py"})
-    # Under Python 3.6 the package imports all that it exports.
-    package = AGENT.with_name("__init__.py")
-    modules = {package, AGENT}.union(
-        *(imported_modules(path) for path in (*(root / name for name in scripts), package))
-    )
-    modules |= {path.with_name("__init__.py") for path in modules}
-    python = [f"python/{path.relative_to(AGENT.parents[1]).as_posix()}" for path in modules]
     compiled = [
         path.relative_to(root).as_posix()
         for path in (root / "csrc").rglob("*")
         if path.is_file() and "tests" not in path.relative_to(root).parts
     ]
-    return sorted([*python, *compiled, *scripts, MEASURING])
+    return sorted([*_modules(root, tuple(scripts)), *compiled, *scripts, MEASURING])
+
+
+@functools.cache
+def _modules(root: pathlib.Path, scripts: tuple[str, ...]) -> list[str]:
+    """Files of the package that scripts import, and those that the agent needs."""
+    # Under Python 3.6 the package imports all that it exports.
+    package = AGENT.with_name("__init__.py")
+    modules = {package, AGENT, AGENT.parent / "bench" / "lock.py"}.union(
+        *(imported_modules(path) for path in (*(root / name for name in scripts), package))
+    )
+    modules |= {path.with_name("__init__.py") for path in modules}
+    return [f"python/{path.relative_to(AGENT.parents[1]).as_posix()}" for path in modules]
 
 
 def contents(order: Order) -> dict[str, tuple[bytes, int]]:
@@ -293,6 +299,9 @@ def ssh_command(host: str, order: Order) -> list[str]:
         # A connection that no longer answers ends within a minute.
         "ServerAliveInterval=15",
         "ServerAliveCountMax=4",
+        # What the user's configuration may have for sessions at a terminal.
+        "ClearAllForwardings=yes",
+        "RemoteCommand=none",
     ]
     python = shlex.quote(order.python)
     if order.python.startswith("~/"):
@@ -330,27 +339,40 @@ class Session:
         self._listener = threading.Thread(target=self._listen, args=(say,), daemon=True)
         self._listener.start()
         self.established = False
-        self._write(AGENT.read_bytes())
-        # A shell may greet on its own.
-        while True:
-            record = self._record(self._line())
-            if "agent" in record:
-                break
+        try:
+            self._write(AGENT.read_bytes())
+            # A shell may greet on its own.
+            while "agent" not in self._record(self._line()):
+                pass
+        except BaseException:
+            self.close()
+            raise
         self.established = True
 
     def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 stream.close()
+        self._end(5)
+        if not self._listener.is_alive():
+            self._process.stderr.close()
+
+    def _end(self, seconds: float) -> int:
+        """Exit status of ssh, which gets some seconds to end by itself."""
         try:
-            self._process.wait(5)
+            status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            status = self._process.wait()
+        # Unless a process that ssh has started, as a proxy, holds the stream open.
         self._listener.join(5)
+        return status
 
     def ask(self, **request: Any) -> None:
         self._write(json.dumps(request).encode("utf-8") + b"\n")
@@ -409,12 +431,7 @@ class Session:
         """What ended the connection, once ssh has."""
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        try:
-            status = self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        self._listener.join(5)
+        status = self._end(30)
         words = "\n".join(self._words[-5:])
         if self.established:
             # Of ssh, or of the agent, which has not said why.
@@ -484,15 +501,15 @@ class Runner:
             self._say(text)
 
     def _attend(self, session: Session) -> str:
-        state = self._prepare(session)
-        if state["status"] == "running":
+        state, follow = self._prepare(session)
+        if follow:
             state = self._follow(session)
         if state["status"] != "done":
             raise self._failure(state)
         return self._bring(session, state)
 
-    def _prepare(self, session: Session) -> dict[str, Any]:
-        """See that the work is under way or has ended; its state."""
+    def _prepare(self, session: Session) -> tuple[dict[str, Any], bool]:
+        """See that the work is under way or has ended; its state, and whether to follow it."""
         self._say("comparing files, and looking what the device has")
         history = {"seen": self._attempt, "restart": self._reboots < REBOOTS}
         session.ask(**self._request, **history, **self._permission())
@@ -510,6 +527,8 @@ class Runner:
             elif kind in ("attached", "started", "ended"):
                 break
         state = record["state"]
+        # Of work that ended while there was no connection, too, which was shown in part.
+        follow = kind != "ended" or state["attempt"] == self._attempt
         if kind == "started":
             if self._attempt is not None:
                 self._reboots += 1
@@ -528,7 +547,7 @@ class Runner:
             else:
                 self._say(f"measured already, in work that was started {state['started']}")
         self._attempt = state["attempt"]
-        return state
+        return state, follow
 
     def _permission(self) -> dict[str, Any]:
         """Whether new work may start: not where its results have no place here."""
@@ -671,6 +690,10 @@ def _run_one(host: str, name: str, order: Order, stop: bool, outcomes: dict[str,
         outcomes[host] = Outcome(host, True, words, step)
     except HostError as error:
         outcomes[host] = Outcome(host, False, error.words, error.step)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        step = f"free some space on this machine (df -h); then {AGAIN}" if full else AGAIN
+        outcomes[host] = Outcome(host, False, str(error), step)
     except Exception as error:  # a fault of one host must not cost the others
         outcomes[host] = Outcome(host, False, f"{type(error).__name__}: {error}", AGAIN)
 

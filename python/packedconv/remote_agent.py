@@ -6,6 +6,7 @@ copy of this file in the folder, and leaves in `<folder>/.job/`:
 
     files.json    what the runner has copied
     state.json    what the work is, where it stands, how it ended
+    stopped.json  which attempt was asked to end
     <id>.log      what it printed
     prepare.lock  held by the session that copies and starts
     running.lock  held by the work, and freed by the kernel when it ends, however it ends
@@ -162,7 +163,7 @@ def prepare(channel: Channel, request: Record) -> None:
             return
         _end_orphans(channel, folder)
         _update_files(channel, folder, request["files"])
-        state = _start(folder, request, state)
+        state = _start(folder, request)
         channel.send(reply="started", state=state, folder=folder)
 
 
@@ -413,7 +414,7 @@ def _update_files(
     write_json(lists, files)
 
 
-def _start(folder: str, request: Record, before: typing.Optional[Record]) -> Record:
+def _start(folder: str, request: Record) -> Record:
     """Start the work, apart from this session; returns its state."""
     log = os.path.join(JOB, request["id"] + ".log")
     state = {
@@ -426,7 +427,6 @@ def _start(folder: str, request: Record, before: typing.Optional[Record]) -> Rec
         "log": log,
         "log_begin": _size(os.path.join(folder, log)),
     }
-    write_json(os.path.join(folder, JOB, "state.json"), state)
     running = open(os.path.join(folder, JOB, "running.lock"), "a")  # noqa: SIM115
     output = open(os.path.join(folder, log), "ab")  # noqa: SIM115
     with running, output:
@@ -435,6 +435,7 @@ def _start(folder: str, request: Record, before: typing.Optional[Record]) -> Rec
             if time.monotonic() > deadline:
                 raise RefusalError("work has been started meanwhile", "run the same command again")
             time.sleep(0.05)
+        write_json(os.path.join(folder, JOB, "state.json"), state)
         agent = os.path.join(folder, "python", "packedconv", os.path.basename(AGENT_FILE))
         # The open lock goes along, so that it is never free in between.
         process = subprocess.Popen(
@@ -467,7 +468,8 @@ def read_state(folder: str) -> typing.Optional[Record]:
     else:
         # What it wrote last, between the first look and its end.
         state = read_json(os.path.join(folder, JOB, "state.json")) or state
-        status = state.get("status", "lost")
+        stopped = read_json(os.path.join(folder, JOB, "stopped.json"))
+        status = state.get("status", "stopped" if stopped == state["attempt"] else "lost")
     return dict(state, status=status, rebooted=state["boot"] != boot_id())
 
 
@@ -546,6 +548,8 @@ def stop(channel: Channel, request: Record) -> None:
     if state is None or state["status"] != "running":
         channel.send(reply="stopped", was="not running")
         return
+    # First, so that who follows it knows why it ends.
+    write_json(os.path.join(folder, JOB, "stopped.json"), state["attempt"])
     for number in (signal.SIGTERM, signal.SIGKILL):
         # While the lock is held, this is the process that holds it.
         pid = state.get("pid")
@@ -557,9 +561,6 @@ def stop(channel: Channel, request: Record) -> None:
             state = read_state(folder) or state
             if state["status"] != "running":
                 _end_orphans(channel, folder)
-                if state["status"] == "lost":
-                    path = os.path.join(folder, JOB, "state.json")
-                    write_json(path, dict(read_json(path), status="stopped"))
                 channel.send(reply="stopped", was="running")
                 return
             channel.send(reply="alive")
