@@ -17,6 +17,7 @@ sys.path.insert(0, os.path.join(workflow.basedir, "python"))
 
 from packedconv import config as configuration
 from packedconv import extended as beyond
+from packedconv import imported
 from packedconv.bench import mnn
 from packedconv.imports import imported_modules
 
@@ -36,27 +37,24 @@ for variable, folder in (
         os.environ[variable] = os.pathsep.join(filter(None, [folder, given]))
 
 try:
-    SETTINGS = configuration.resolve(config, ROOT)
+    # An imported run has the settings it was measured with, and is only read.
+    SETTINGS, RUN, ORIGIN = imported.find_run(config, ROOT)
+    DEVICE, IMPORTED = SETTINGS["device"]["name"], ORIGIN is not None
+    RESULTS = f"results/{DEVICE}/{RUN}"
     # By table ("layers", "layers_cold", "ladder", "peers") or experiment beyond the paper, and name
     # of a layer: what is measured on a CPU beside the paper's layers.
     LISTED = {
         **configuration.resolve_layer_tables(config, ROOT),
         **beyond.resolve_extended(config, ROOT),
     }
-    DEVICE, RUN = SETTINGS["device"]["name"], SETTINGS["run"]
-    RESULTS = f"results/{DEVICE}/{RUN}"
-    configuration.check_stored_settings(SETTINGS, ROOT / RESULTS / "settings.json")
+    if IMPORTED:
+        LISTED = imported.listing(ROOT / RESULTS, LISTED)
 except ValueError as error:
     raise WorkflowError(str(error)) from None
 
 LAYERS = [layer["name"] for layer in SETTINGS["layers"]]
-# A GPU's results that were collected without this workflow, so measured elsewhere and brought
-# here: what only reads them must not ask for measuring.
-BROUGHT = (
-    SETTINGS["device"]["kind"] == "cuda"
-    and os.path.exists(f"{RESULTS}/samples.csv")
-    and not os.path.exists(f"{RESULTS}/times/collect.tsv")
-)
+# How long rendering took, in this checkout.
+RENDER_TIMES = f"logs/{DEVICE}/{RUN}/times"
 # The default run's figures lie directly in figures/.
 FIGURES = "figures" if RUN == configuration.DEFAULT_RUN else f"figures/{RUN}"
 
@@ -69,7 +67,11 @@ FAMILIES = {name: device["family"] for name, device in DEVICES.items()}
 CONTENDERS = SETTINGS.get("contenders")
 GPU_TABLES = [] if CONTENDERS is None else ["contenders"]
 EVERY_EXPERIMENT = ("ablation", "fixed_cost")
-EXPERIMENTS = EVERY_EXPERIMENT if CONTENDERS == "all" else ()
+EXPERIMENTS = [
+    name
+    for name in EVERY_EXPERIMENT
+    if CONTENDERS == "all" and not (IMPORTED and not os.path.isdir(f"{RESULTS}/{name}"))
+]
 # The device family that each panel of the paper shows.
 PANELS = {"a": "a100", "b": "tegra-x1"}
 
@@ -165,7 +167,7 @@ def table(stem):
 
 
 def results_of(family):
-    """Results folders of this run for a device family: measured here, or brought here."""
+    """Results folders of this run for a device family: measured here, or imported."""
     devices = [name for name in FAMILIES if FAMILIES[name] == family]
     return [
         f"results/{name}/{RUN}"
@@ -185,7 +187,7 @@ def measured(folder):
 
 def layer_files(folder, step, suffixes=("json",)):
     """The files of a step in a results folder: of all layers where it is measured here."""
-    if folder == RESULTS and not BROUGHT:
+    if folder == RESULTS and not IMPORTED:
         return [
             f"{folder}/{step}/{layer}.{suffix}"
             for layer in LAYERS
@@ -198,10 +200,56 @@ def layer_files(folder, step, suffixes=("json",)):
     ]
 
 
+def behind(folder):
+    """What is measured in a results folder, with the facts of all of it."""
+    return [
+        *measured(folder),
+        *(given(f"{folder}/ceilings.{suffix}") for suffix in ("csv", "json")),
+        *layer_files(folder, "bench", ("csv",)),
+        *layer_files(folder, "check", ("csv", "json")),
+    ]
+
+
 def given(path):
     """A file of a results folder as an input: an absolute path, which no rule makes, where the
-    results were brought here."""
-    return str(ROOT / path) if BROUGHT and path.startswith(f"{RESULTS}/") else path
+    run was imported."""
+    return str(ROOT / path) if IMPORTED and path.startswith(f"{RESULTS}/") else path
+
+
+def measured_here(wildcards):
+    """No file. Raises ValueError where the run was imported, before anything is overwritten."""
+    if IMPORTED:
+        raise ValueError(
+            f"run: {RESULTS} was imported and is only read; name another run, which is measured "
+            f"here, or look into {RESULTS}/origin.json for where it was measured"
+        )
+    return []
+
+
+def steps_times(wildcards):
+    """Measured seconds of the steps. Raises ValueError where an imported run has none."""
+    path = f"{RESULTS}/steps.csv"
+    if IMPORTED and not os.path.exists(path):
+        raise ValueError(
+            f"{path}: expected seconds of the workflow's steps, which the bundle that was "
+            "imported does not hold; measure with the workflow to have them"
+        )
+    return given(path)
+
+
+def beside_the_layers(wildcards):
+    """What is measured in this run beside the paper's layers, as absolute paths, so that no rule
+    measures it again."""
+    patterns = [
+        *(f"{RESULTS}/{table}/*" for table in LISTED),
+        *(f"{RESULTS}/{name}.*" for name in ("numerics", "digits")),
+    ]
+    return sorted(
+        str(ROOT / path)
+        for pattern in patterns
+        for path in glob.glob(pattern)
+        if os.path.isfile(path)
+    )
 
 
 def panel_inputs(wildcards):
@@ -225,6 +273,16 @@ CLAIM_RESULTS = list(
 
 # A measurement takes the whole machine, whatever --cores says.
 MEASURE_THREADS = 1_000_000
+
+
+def versions_found(wildcards):
+    """What table 6 depends on: the software at hand, or of an imported run the facts of its
+    first layer."""
+    if wildcards.table != "table6":
+        return []
+    if IMPORTED:
+        return given(f"{RESULTS}/bench/{LAYERS[0]}.json")
+    return ["envs/requirements.lock", rules.build.output.stamp]
 
 
 def gpu_results(wildcards):
@@ -259,19 +317,22 @@ def cpu_results(wildcards):
 
 def listed_samples(folder, table):
     """Samples of the layers of a table, or of the ladder, in the order of config/layers.yaml."""
-    return [f"{folder}/{table}/{name}.csv" for name in LISTED[table]]
+    return [f"{folder}/{table}/{name}.csv" for name in LISTED.get(table, ())]
 
 
 def listed_results(wildcards, table):
     """The files that a table of layers, or the ladder, is rendered from."""
     folder = cpu_results(wildcards)
     samples = listed_samples(folder, table)
+    if IMPORTED and not samples:
+        raise ValueError(f"{folder}/{table}: not in the bundle that was imported")
     names = ("settings.json", "ceilings.csv", "ceilings.json")
-    return [
+    paths = [
         *(f"{folder}/{name}" for name in names),
         *samples,
         *(path.replace(".csv", ".json") for path in samples),
     ]
+    return [given(path) for path in paths]
 
 
 def experiment_text(table, wildcards):
@@ -287,7 +348,7 @@ def experiment_environment(wildcards):
 
 def part_titles(wildcards):
     """Titles of the parts of a table by layer, for a script."""
-    listed = LISTED[wildcards.table].items()
+    listed = LISTED.get(wildcards.table, {}).items()
     return json.dumps({name: layer["title"] for name, layer in listed})
 
 
@@ -316,7 +377,7 @@ MEASURE_TIMES = [
     )
 ]
 ANALYSIS_TIMES = [
-    f"{RESULTS}/times/{target}.tsv"
+    f"{RENDER_TIMES}/{target}.tsv"
     for target in (
         *DRAWING_SCRIPTS,
         *(
@@ -325,13 +386,17 @@ ANALYSIS_TIMES = [
             for panel in PANELS
         ),
         *(f"device_{figure}" for figure in ("fig2", *PANEL_SCRIPTS)),
-        *(f"device_{name}" for name in (*GPU_TABLES, *EXPERIMENTS)),
+        *(f"device_{name}" for name in ("machine", *GPU_TABLES, *EXPERIMENTS)),
         *TABLE_SCRIPTS,
         "claims",
     )
 ]
 
 
+# A machine that measured without the workflow has no times of its steps.
+TIMES_TABLES = (
+    [] if IMPORTED and not os.path.exists(f"{RESULTS}/steps.csv") else ["table5"]
+)
 # Of GPUs in general, whatever run it is: in figures/ itself, rendered once.
 GPU_FAMILIES = sorted(
     {device["family"] for device in DEVICES.values() if device.get("gpu")}
@@ -347,7 +412,7 @@ wildcard_constraints:
     panel="a|b",
     device="|".join(FAMILIES),
     # A layer of config/layers.yaml.
-    listed="|".join({name for table in LISTED.values() for name in table}),
+    listed="|".join({name for table in LISTED.values() for name in table}) or "(?!)",
     table="layers|layers_cold",
     experiment="|".join(EVERY_EXPERIMENT),
     beyond="|".join(beyond.EXPERIMENTS),
@@ -366,7 +431,15 @@ rule all:
             for figure in ("fig2", *PANEL_SCRIPTS, *EXPERIMENTS)
         ],
         [table(f"{FIGURES}/{DEVICE}/{name}") for name in GPU_TABLES],
-        [table(f"{FIGURES}/{name}") for name in (*TABLE_SCRIPTS, "table5", "claims")],
+        # Of every device whose results are shown.
+        [
+            table(f"{FIGURES}/{pathlib.Path(folder).parent.name}/machine")
+            for folder in CLAIM_RESULTS
+        ],
+        [
+            table(f"{FIGURES}/{name}")
+            for name in (*TABLE_SCRIPTS, *TIMES_TABLES, "claims")
+        ],
         BOUNDS,
     message:
         "All figures, tables, claims and the audit are there"
@@ -397,6 +470,7 @@ rule build:
 rule settings:
     """What this run measures, for scripts that know neither YAML nor Snakemake."""
     input:
+        measured_here,
         script="scripts/settings.py",
     output:
         f"{RESULTS}/settings.json",
@@ -445,7 +519,8 @@ rule check:
         stamp=rules.build.output.stamp,
         sources=MEASURE_SOURCES,
     output:
-        f"{RESULTS}/check/{{layer}}.csv",
+        errors=f"{RESULTS}/check/{{layer}}.csv",
+        facts=f"{RESULTS}/check/{{layer}}.json",
     log:
         f"logs/{DEVICE}/{RUN}/check_{{layer}}.log",
     benchmark:
@@ -457,7 +532,7 @@ rule check:
         "Checking layer {wildcards.layer} against float64"
     shell:
         "python {input.script} --settings {input.settings} --layer {wildcards.layer}"
-        " --weights {input.weights} --stamp {input.stamp} --out {output} > {log} 2>&1"
+        " --weights {input.weights} --stamp {input.stamp} --out {output.errors} > {log} 2>&1"
 
 
 rule ceilings:
@@ -630,7 +705,7 @@ rule collect:
         script="scripts/collect.py",
         bench=expand(rules.bench.output.samples, layer=LAYERS),
         facts=expand(rules.bench.output.facts, layer=LAYERS),
-        checks=expand(rules.check.output, layer=LAYERS),
+        checks=expand(rules.check.output.errors, layer=LAYERS),
         ceilings=rules.ceilings.output.ceilings,
         ceilings_facts=rules.ceilings.output.facts,
         sources=[*MEASURE_SOURCES, f"{PACKAGE}/collect.py", f"{PACKAGE}/roofline.py"],
@@ -665,7 +740,7 @@ rule drawing:
     log:
         f"logs/{DEVICE}/{RUN}/{{figure}}.log",
     benchmark:
-        f"{RESULTS}/times/{{figure}}.tsv"
+        f"{RENDER_TIMES}/{{figure}}.tsv"
     wildcard_constraints:
         figure="|".join(DRAWING_SCRIPTS),
     conda:
@@ -687,7 +762,7 @@ rule roofline_panel:
     log:
         f"logs/{DEVICE}/{RUN}/fig2{{panel}}.log",
     benchmark:
-        f"{RESULTS}/times/fig2{{panel}}.tsv"
+        f"{RENDER_TIMES}/fig2{{panel}}.tsv"
     conda:
         "envs/environment.yaml"
     message:
@@ -709,7 +784,7 @@ rule panel:
     log:
         f"logs/{DEVICE}/{RUN}/{{figure}}{{panel}}.log",
     benchmark:
-        f"{RESULTS}/times/{{figure}}{{panel}}.tsv"
+        f"{RENDER_TIMES}/{{figure}}{{panel}}.tsv"
     wildcard_constraints:
         figure="|".join(PANEL_SCRIPTS),
     conda:
@@ -736,7 +811,7 @@ rule device_figure:
     log:
         f"logs/{{device}}/{RUN}/{{figure}}.log",
     benchmark:
-        f"results/{{device}}/{RUN}/times/device_{{figure}}.tsv"
+        f"logs/{{device}}/{RUN}/times/device_{{figure}}.tsv"
     wildcard_constraints:
         figure="|".join(["fig2", *PANEL_SCRIPTS]),
     conda:
@@ -747,6 +822,28 @@ rule device_figure:
         "Rendering {output.pdf}"
     shell:
         "python {input.script} --results {params.results} --out {output.pdf} > {log} 2>&1"
+
+
+rule machine:
+    """The machine behind a run, by the facts beside its measurements."""
+    input:
+        script="scripts/table_machine.py",
+        results=lambda wildcards: behind(f"results/{wildcards.device}/{RUN}"),
+        sources=[*PLOT_SOURCES, f"{PACKAGE}/run_folder.py"],
+    output:
+        multiext(f"{FIGURES}/{{device}}/machine", csv=".csv", md=".md", tex=".tex"),
+    log:
+        f"logs/{{device}}/{RUN}/machine.log",
+    benchmark:
+        f"logs/{{device}}/{RUN}/times/device_machine.tsv"
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=lambda wildcards: f"results/{wildcards.device}/{RUN}",
+    message:
+        "Computing {output.md}"
+    shell:
+        "python {input.script} --results {params.results} --out {output.csv} > {log} 2>&1"
 
 
 rule contenders:
@@ -760,7 +857,7 @@ rule contenders:
     log:
         f"logs/{{device}}/{RUN}/contenders.log",
     benchmark:
-        f"results/{{device}}/{RUN}/times/device_contenders.tsv"
+        f"logs/{{device}}/{RUN}/times/device_contenders.tsv"
     conda:
         "envs/environment.yaml"
     params:
@@ -784,7 +881,7 @@ rule experiment_figure:
     log:
         f"logs/{{device}}/{RUN}/{{experiment}}.log",
     benchmark:
-        f"results/{{device}}/{RUN}/times/device_{{experiment}}.tsv"
+        f"logs/{{device}}/{RUN}/times/device_{{experiment}}.tsv"
     conda:
         "envs/environment.yaml"
     params:
@@ -856,27 +953,28 @@ rule theory:
     input:
         script=lambda wildcards: TABLE_SCRIPTS[wildcards.table],
         paper="config/paper.yaml",
-        # The versions found change with these.
-        environment=lambda wildcards: (
-            ["envs/requirements.lock", rules.build.output.stamp]
-            if wildcards.table == "table6"
-            else []
-        ),
+        versions=versions_found,
         sources=PLOT_SOURCES,
     output:
         multiext(f"{FIGURES}/{{table}}", csv=".csv", md=".md", tex=".tex"),
     log:
         f"logs/{DEVICE}/{RUN}/{{table}}.log",
     benchmark:
-        f"{RESULTS}/times/{{table}}.tsv"
+        f"{RENDER_TIMES}/{{table}}.tsv"
     wildcard_constraints:
         table="|".join(TABLE_SCRIPTS),
     conda:
         "envs/environment.yaml"
+    params:
+        facts=lambda wildcards, input: (
+            f" --facts {input.versions}"
+            if wildcards.table == "table6" and IMPORTED
+            else ""
+        ),
     message:
         "Computing {output.md}"
     shell:
-        "python {input.script} --paper {input.paper} --out {output.csv} > {log} 2>&1"
+        "python {input.script} --paper {input.paper}{params.facts} --out {output.csv} > {log} 2>&1"
 
 
 rule claims:
@@ -891,7 +989,7 @@ rule claims:
     log:
         f"logs/{DEVICE}/{RUN}/claims.log",
     benchmark:
-        f"{RESULTS}/times/claims.tsv"
+        f"{RENDER_TIMES}/claims.tsv"
     conda:
         "envs/environment.yaml"
     params:
@@ -932,7 +1030,8 @@ rule table5:
     input:
         script="scripts/table5_times.py",
         paper="config/paper.yaml",
-        steps=rules.steps.output,
+        steps=steps_times,
+        settings=given(f"{RESULTS}/settings.json"),
         sources=PLOT_SOURCES,
     output:
         multiext(f"{FIGURES}/table5", csv=".csv", md=".md", tex=".tex"),
@@ -995,6 +1094,52 @@ rule bounds_page:
     shell:
         "python {input.script} --family {wildcards.family} --paper {input.paper}"
         " --instructions {input.instructions} --out {output.pdf} > {log} 2>&1"
+
+
+rule listing:
+    """Layers beside the paper's that are measured, for readers of a bundle."""
+    input:
+        script="scripts/settings.py",
+        settings=rules.settings.output,
+    output:
+        f"{RESULTS}/{imported.LISTING}",
+    log:
+        f"logs/{DEVICE}/{RUN}/listing.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        text=imported.listing_text(LISTED, ROOT / RESULTS),
+    message:
+        "Listing what was measured beside the paper's layers: {output}"
+    shell:
+        "python {input.script} --text {params.text:q} --out {output} > {log} 2>&1"
+
+
+rule bundle:
+    """The run as one file, which scripts/import_results takes in another checkout."""
+    input:
+        script="scripts/bundle.py",
+        steps=rules.steps.output,
+        collected=rules.collect.output,
+        listing=rules.listing.output,
+        # What is beside the paper's layers, where it was measured.
+        further=beside_the_layers,
+        sources=[
+            f"{PACKAGE}/{name}.py"
+            for name in ("bundle", "files", "run_folder", "samples_file")
+        ],
+    output:
+        f"bundles/{DEVICE}-{RUN}.tar.gz",
+    log:
+        f"logs/{DEVICE}/{RUN}/bundle.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=lambda wildcards, input: os.path.dirname(input.steps),
+    message:
+        "Packing {params.results} into {output}"
+    shell:
+        "python {input.script} --results {params.results} --out {output} > {log} 2>&1"
 
 
 # An optional comparison, which `all` does not ask for and which needs MNN.
@@ -1199,7 +1344,7 @@ rule numerics_figure:
         script="scripts/figure_numerics.py",
         paper="config/paper.yaml",
         results=lambda wildcards: [
-            f"{cpu_results(wildcards)}/{name}"
+            given(f"{cpu_results(wildcards)}/{name}")
             for name in ("settings.json", "numerics.csv", "numerics.json")
         ],
         sources=[
@@ -1288,7 +1433,7 @@ rule digits_table:
     input:
         script="scripts/table_digits.py",
         results=lambda wildcards: [
-            f"{cpu_results(wildcards)}/{name}"
+            given(f"{cpu_results(wildcards)}/{name}")
             for name in ("settings.json", "digits.json")
         ],
         sources=[*PLOT_SOURCES, *beyond_sources("evidence", "digits")],

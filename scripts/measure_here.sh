@@ -91,4 +91,16 @@ for layer in ${experiments:+$layers}; do
             --out "$results/fixed_cost/$layer.csv" --facts "$results/fixed_cost/$layer.json"
     fi
 done
+# One list of each kind of file, in the order of the settings.
+list() { local layer; for layer in $layers; do printf '%s\n' "$results/$1/$layer.$2"; done; }
+mapfile -t bench < <(list bench csv)
+mapfile -t facts < <(list bench json)
+mapfile -t checks < <(list check csv)
+if outdated "$results/samples.csv" "${bench[@]}" "${checks[@]}" "$results/ceilings.csv"; then
+    say "collecting"
+    "$python" scripts/collect.py --bench "${bench[@]}" --facts "${facts[@]}" \
+        --checks "${checks[@]}" --ceilings "$results/ceilings.csv" \
+        --ceilings-facts "$results/ceilings.json" --out "$results/samples.csv" \
+        --errors "$results/errors.csv" --peaks "$results/peaks.json"
+fi
 say "done: $results"

@@ -23,7 +23,7 @@ def main() -> None:
         import torch
 
         from packedconv.bench.extended.numerics import measure
-        from packedconv.bench.machine import comparable_facts
+        from packedconv.bench.machine import comparable_facts, machine_facts
 
         require_stamped_extension(options.stamp, stamp)
         torch.set_num_threads(thread_count(settings, device))
@@ -36,6 +36,7 @@ def main() -> None:
             "stamp": stamp,
             "experiment": experiment,
             "comparable": comparable_facts(),
+            "machine": machine_facts(),
             "rows_sha256": text_sha256(text),
         }
         write_text(options.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")

@@ -19,6 +19,7 @@ import psutil
 import yaml
 
 from packedconv import config as configuration
+from packedconv import imported
 from packedconv.device import DeviceError, cpu_title, require, usable_cores
 from packedconv.evidence import claims, published
 from packedconv.roofline import dense_flops
@@ -76,12 +77,14 @@ class Plan(NamedTuple):
     decidable: Mapping[str, str]
     # What keeps this machine from measuring, where that is known by now.
     hindrance: str = ""
+    # Name of the run in this checkout, and where it comes from if imported, as `imported.Run`.
+    run: str = ""
+    origin: Mapping[str, Any] | None = None
 
     @property
     def figures(self) -> str:
         """Folder that the run renders into."""
-        run = self.settings["run"]
-        return "figures" if run == configuration.DEFAULT_RUN else f"figures/{run}"
+        return "figures" if self.run == configuration.DEFAULT_RUN else f"figures/{self.run}"
 
 
 def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".") -> Plan:
@@ -90,9 +93,11 @@ def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".")
     Raises ValueError for a configuration that the workflow would refuse.
     """
     folder = pathlib.Path(root)
-    settings = configuration.resolve(merged_config(config_files, arguments, folder), folder)
+    settings, name, origin = imported.find_run(
+        merged_config(config_files, arguments, folder), folder
+    )
     device = settings["device"]
-    seconds = stored_seconds(settings, folder)
+    seconds = 0.0 if origin else stored_seconds(settings, folder)
     measured = seconds is not None
     if not measured:
         seconds = benchmark_seconds(settings, dense_rate(device))
@@ -109,7 +114,9 @@ def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".")
         decidable=claims.decidable(
             published.load(str(folder / "config/paper.yaml")), device["family"], settings
         ),
-        hindrance=hindrance(device) if built else "",
+        hindrance=hindrance(device) if built and not origin else "",
+        run=name,
+        origin=origin,
     )
 
 
@@ -284,11 +291,11 @@ def describe(plan: Plan) -> str:
     gigabytes = 1e-9
     compilation = about(plan.steps["compilation"]) if plan.steps["compilation"] else "done"
     lines = [
-        f"Run {settings['run']} on device {settings['device']['name']}, seed {settings['seed']}:"
+        f"Run {plan.run} on device {settings['device']['name']}, seed {settings['seed']}:"
         f" {about(sum(plan.steps.values()))}"
         + (" by an earlier run here." if plan.measured else " by a rough guess."),
         f"  compilation  {compilation}",
-        f"  benchmark    {about(plan.steps['benchmark'])}: {len(settings['layers'])} layers,"
+        f"  benchmark    {_benchmark(plan)}{len(settings['layers'])} layers,"
         f" {len(settings['sparsities'])} sparsities, {protocol['rounds']} rounds of"
         f" {protocol['executions']} executions, checked before they are timed",
         *_on_a_gpu(settings),
@@ -300,7 +307,7 @@ def describe(plan: Plan) -> str:
     ]
     if plan.hindrance:
         lines.append(f"Warning: nothing can be measured: {plan.hindrance}")
-    if here.in_use > BUSY_SHARE:
+    if here.in_use > BUSY_SHARE and plan.origin is None:
         lines.append(
             f"Warning: the machine is busy ({here.in_use:.0%} of its CPUs are in use);"
             " times measured now will be off."
@@ -311,6 +318,17 @@ def describe(plan: Plan) -> str:
         lines.append(f"  {title.format(len(ids))}{':' if ids else '.'}")
         lines.extend(_indented(", ".join(ids)))
     return "\n".join(lines)
+
+
+def _benchmark(plan: Plan) -> str:
+    """How long measuring takes, or that an imported run is only read."""
+    if plan.origin is None:
+        return f"{about(plan.steps['benchmark'])}: "
+    processor = plan.origin.get("machine", {}).get("cpu") or "an unknown processor"
+    return (
+        f"none here: imported, measured as run {plan.origin['run']} on a machine with {processor};"
+        "\n               "
+    )
 
 
 def _on_a_gpu(settings: Mapping[str, Any]) -> list[str]:
@@ -335,7 +353,7 @@ def _indented(text: str) -> list[str]:
 
 def where_to_look(plan: Plan) -> str:
     """What to open once a run has ended well."""
-    device, run = plan.settings["device"]["name"], plan.settings["run"]
+    device, run = plan.settings["device"]["name"], plan.run
     contenders = ""
     if plan.settings["device"]["kind"] != "cpu":
         contenders = f" Contenders: {plan.figures}/{device}/contenders.md."

@@ -40,7 +40,7 @@ DEFAULT_RUN = "paper"
 # Names that a run may not have: figures/<name>/ would be taken for something else.
 RESERVED = ("compare",)
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _DEVICE = re.compile(r"[a-z0-9][a-z0-9_-]*")
 # A part of a path inside a bundle: no hidden file, nothing that a file system reads otherwise.
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -87,7 +87,7 @@ def import_bundle(path: str, name: str, root: str) -> str:
     a bundle that is cut, altered, newer than this checkout, or of a device that it does not
     know, and for a name that is there already.
     """
-    if not _NAME.fullmatch(name) or name in RESERVED or _is_device(root, name):
+    if not NAME.fullmatch(name) or name in RESERVED or _is_device(root, name):
         raise BundleError(
             "name: expected a letter, then letters, digits, - and _, and neither a device's name "
             "nor {}, got {!r}".format(", ".join(RESERVED), name)

@@ -73,7 +73,7 @@ def resolve(config: dict, root: pathlib.Path) -> dict:
     Raises ValueError for an unknown key or device, a value outside the schema, or a run
     that would need a name of its own.
     """
-    validate(config, root / "config" / "schema" / "config.schema.yaml", "config")
+    run = run_name(config, root)
     for sparsity in config["sparsities"]:
         if abs(100 * sparsity - round(100 * sparsity)) > 1e-9:
             raise ValueError(f"config: sparsities: expected whole hundredths, got {sparsity}")
@@ -82,9 +82,6 @@ def resolve(config: dict, root: pathlib.Path) -> dict:
     if config["layers"] is not None:
         validate_layers(root, config["layers"], "config")
         layers = config["layers"]
-    run = config["run"] or _derived_run(config, root)
-    if run in device_names(root):
-        raise ValueError(f"run: expected a name that is no device's, got {run!r}")
     settings = {
         "device": device,
         "run": run,
@@ -105,6 +102,19 @@ def resolve(config: dict, root: pathlib.Path) -> dict:
             "--config device=h200"
         )
     return settings
+
+
+def run_name(config: dict, root: pathlib.Path) -> str:
+    """Name of the run that a merged configuration asks for.
+
+    Raises ValueError for an unknown key or a value outside the schema, where the run needs a name
+    of its own, and for a device's name.
+    """
+    validate(config, root / "config" / "schema" / "config.schema.yaml", "config")
+    run = config["run"] or _derived_run(config, root)
+    if run in device_names(root):
+        raise ValueError(f"run: expected a name that is no device's, got {run!r}")
+    return run
 
 
 def expand_layers(layers: dict) -> list[Layer]:

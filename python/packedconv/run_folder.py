@@ -15,7 +15,7 @@ MACHINE_KEYS = (
     *("python", "torch", "isa", "extension"),
 )
 # What facts may hold of the CSV file beside them.
-DIGEST_KEYS = ("samples_sha256", "rows_sha256", "ceilings_sha256")
+DIGEST_KEYS = ("samples_sha256", "errors_sha256", "ceilings_sha256", "rows_sha256")
 # What every figure reads, beside the files of each layer.
 REQUIRED = (
     *("settings.json", "samples.csv", "errors.csv", "peaks.json"),

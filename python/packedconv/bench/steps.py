@@ -50,9 +50,10 @@ Facts = typing.Dict[str, typing.Any]
 def check(
     settings: Settings, layer_name: str, weights_path: str, stamp_path: str, out: str
 ) -> None:
-    """Check one layer and write its check file. Raises CheckError when an output is wrong.
+    """Check one layer and write its check file (`out`, .csv), the facts beside it (.json) first.
 
-    Under the lock too, since its work would disturb a measurement.
+    Under the lock too, since its work would disturb a measurement. Raises CheckError when an
+    output is wrong.
     """
     stamp = load_stamp(stamp_path)
     layer = find_layer(settings, layer_name)
@@ -63,9 +64,11 @@ def check(
 
         from packedconv.bench.check import check_layer
         from packedconv.bench.contenders import reuse_memory
+        from packedconv.bench.machine import comparable_facts, machine_facts
 
         require_stamped_extension(stamp_path, stamp)
         reuse_memory()
+        comparable = comparable_facts()
         torch.set_num_threads(thread_count(settings, device))
         arguments = (
             settings["device"]["name"],
@@ -79,8 +82,23 @@ def check(
         else:
             from packedconv.bench import gpu_check
 
-            rows = gpu_check.check_layer(_accelerator(device), *arguments)
-        write_text(out, format_csv(rows, ERROR_COLUMNS))
+            accelerator = _accelerator(device)
+            comparable.update(accelerator.comparable())
+            rows = gpu_check.check_layer(accelerator, *arguments)
+        text = format_csv(rows, ERROR_COLUMNS)
+        facts = {
+            "schema": SCHEMA,
+            "device": settings["device"]["name"],
+            "run": settings["run"],
+            "settings_hash": settings_hash(settings),
+            "stamp": stamp,
+            "comparable": comparable,
+            "machine": machine_facts(),
+            "errors_sha256": text_sha256(text),
+        }
+        facts_path = os.path.splitext(out)[0] + ".json"
+        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_text(out, text)
 
 
 def ceilings(settings: Settings, stamp_path: str, out: str, facts_path: str) -> None:

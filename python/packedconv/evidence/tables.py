@@ -19,6 +19,7 @@ import pandas as pd
 
 from packedconv.evidence import NOT_MEASURED
 from packedconv.evidence.published import Published, load
+from packedconv.evidence.samples import load_json
 from packedconv.evidence.tabular import write_table
 from packedconv.layer import Layer
 from packedconv.roofline import (
@@ -28,6 +29,7 @@ from packedconv.roofline import (
     sparse_arithmetic_intensity,
     winograd_speedup,
 )
+from packedconv.settings import load_settings
 
 AS_STATED = "as stated"
 
@@ -40,6 +42,7 @@ TRIED_SHARE = fractions.Fraction(3, 4)
 A100_40GB_BANDWIDTH = fractions.Fraction("1.555e12")
 
 NOT_FOUND = "not found"
+NOT_RECORDED = "not recorded"
 
 
 class Assumption(NamedTuple):
@@ -368,8 +371,8 @@ _ON_CPU = {
 def table6(published: Published, found: dict[str, str | None] | None = None) -> pd.DataFrame:
     """Table 6: what the paper requires beside what is installed here.
 
-    found: version per software, None where there is none; by default looked up here. "met" is
-    empty where it cannot be decided ("latest").
+    found: version per software, None where there is none, NOT_RECORDED where nothing says; by
+    default looked up here. "met" is empty where it cannot be decided ("latest").
     """
     found = found_versions() if found is None else found
     rows = []
@@ -392,11 +395,11 @@ def table6(published: Published, found: dict[str, str | None] | None = None) -> 
 def version_meets(found: str | None, comparator: str, version: str | None) -> bool | None:
     """Whether a version satisfies "==" (in the parts that are printed), ">=" or "latest".
 
-    None when it cannot be told: "latest" needs a package index.
+    None when it cannot be told: "latest" needs a package index, NOT_RECORDED was not kept.
     """
     if found is None:
         return False
-    if comparator == "latest":
+    if comparator == "latest" or found == NOT_RECORDED:
         return None
     parts = [int(part) for part in version.split(".")]
     here = [int(part) for part in re.findall(r"\d+", found.split("+")[0])]
@@ -416,6 +419,24 @@ def found_versions() -> dict[str, str | None]:
         "pybind11": _package_version("pybind11"),
         "CMake": _program_version(["cmake", "--version"], r"version (\d+\.\d+(?:\.\d+)?)"),
         "GCC": _program_version(["g++", "-dumpfullversion"], r"^(\d+(?:\.\d+)*)"),
+    }
+
+
+def recorded_versions(path: str) -> dict[str, str | None]:
+    """`found_versions` of a machine that was measured elsewhere, by the facts of a layer.
+
+    Raises ValueError for a file of another form.
+    """
+    machine = load_json(pathlib.Path(path), ("machine",))["machine"]
+    extension = machine.get("extension") or {}
+    compiler = re.fullmatch(r"GNU (\S+)", extension.get("compiler") or "")
+    return {
+        "CUDA Toolkit": extension.get("cuda"),
+        "Python": machine.get("python") or NOT_RECORDED,
+        "PyTorch": machine.get("torch") or NOT_RECORDED,
+        "pybind11": NOT_RECORDED,
+        "CMake": NOT_RECORDED,
+        "GCC": compiler[1] if compiler else NOT_RECORDED,
     }
 
 
@@ -450,6 +471,12 @@ def _time_row(
 
 
 def _folder(path: str) -> tuple[str, str]:
+    """Device and run of a results folder: of its settings, which keep their name where the
+    folder has another (an imported run), else of the path."""
+    settings = pathlib.Path(path).with_name("settings.json")
+    if settings.exists():
+        found = load_settings(str(settings))
+        return found["device"]["name"], found["run"]
     parts = pathlib.Path(path).resolve().parts
     if len(parts) < 3:
         raise ValueError(f"steps: expected results/<device>/<run>/steps.csv, got {path}")
