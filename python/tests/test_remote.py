@@ -15,6 +15,7 @@ import time
 import pytest
 
 from packedconv import remote, remote_agent
+from packedconv.bench import machine
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Stands for ssh: each host is a folder of HOSTS, its home. What `refuses` says is ssh's own words.
@@ -203,6 +204,23 @@ def test_what_is_asked_for_has_a_name_of_its_own(fleet):
     assert identity(name="other") == first
     write(fleet.root / "csrc/cpu/kernel.cpp", "// another kernel")
     assert identity() != first
+
+
+def test_the_commit_goes_along(fleet, tmp_path, monkeypatch):
+    """The copy on a device is no checkout of git, and measures as one."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
+    here = remote.commit(ROOT)
+    assert (here["id"] if here else "") == done.stdout.strip()
+    assert json.loads(remote.contents(fleet.order())["build/commit.json"][0]) is None
+
+    write(tmp_path / "copy/csrc/CMakeLists.txt", "")
+    module = tmp_path / "copy/python/packedconv/bench/machine.py"
+    monkeypatch.setattr(machine, "__file__", str(module))
+    for stated in ({"id": "abc", "modified": False}, None):
+        write(tmp_path / "copy/build/commit.json", json.dumps(stated))
+        assert machine._commit() == stated
 
 
 def test_settings_are_those_of_the_workflow(tmp_path):
