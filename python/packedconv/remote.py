@@ -92,8 +92,8 @@ WORK_STEPS = (
     ),
     (
         r"no working CUDA compiler",
-        "set CUDACXX=/path/to/nvcc in the device's ~/.bashrc or ~/.ssh/environment, or see "
-        "envs/jetson-nano.md",
+        "see that the device answers: ssh {host} nvcc --version (in PATH, or as CUDACXX, of a "
+        "shell that ssh starts)",
     ),
 )
 AGAIN = "run the same command again, what is finished is kept"
@@ -262,10 +262,7 @@ def request_of(order: Order, files: Mapping[str, tuple[bytes, int]]) -> dict[str
         "run": order.settings["run"],
         "settings": manifest[settings_path(order)][0],
         "python": order.python,
-        "cmake_options": [
-            f"-DPACKEDCONV_CUDA={'ON' if device['kind'] == 'cuda' else 'OFF'}",
-            *order.cmake_options,
-        ],
+        "cmake_options": cmake_options(device["kind"], order.cmake_options),
     }
     text = json.dumps([spec, sources], sort_keys=True)
     return {
@@ -276,6 +273,13 @@ def request_of(order: Order, files: Mapping[str, tuple[bytes, int]]) -> dict[str
         "files": manifest,
         "settings_path": settings_path(order),
     }
+
+
+def cmake_options(kind: str, given: Sequence[str]) -> list[str]:
+    """Options of the build: those given, and whether for CUDA, unless they say so."""
+    if any(option.startswith("-DPACKEDCONV_CUDA=") for option in given):
+        return list(given)
+    return [f"-DPACKEDCONV_CUDA={'ON' if kind == 'cuda' else 'OFF'}", *given]
 
 
 def archive(files: Mapping[str, tuple[bytes, int]], paths: Sequence[str]) -> bytes:

@@ -303,7 +303,8 @@ def check_device(folder: str, spec: Record, needed_bytes: int) -> typing.List[Re
     if spec["kind"] == "cuda" and "-DPACKEDCONV_CUDA=ON" in spec["cmake_options"]:
         status, words = _said([search.get("CUDACXX", "nvcc"), "--version"], search)
         if status:
-            lacks("a CUDA compiler", words, f"set CUDACXX=/path/to/nvcc on the device ({GUIDE})")
+            step = "have nvcc in PATH, or as CUDACXX, of a shell that ssh starts"
+            lacks("a CUDA compiler", words, f"{step} ({GUIDE})")
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         lacks(

@@ -372,6 +372,18 @@ def test_all_that_the_device_lacks_is_said_at_once(fleet, monkeypatch):
     assert sorted(path.name for path in (home / "work").iterdir()) == [".job"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "options"),
+    [
+        ("cpu", ["-DA=B"], ["-DPACKEDCONV_CUDA=OFF", "-DA=B"]),
+        ("cuda", [], ["-DPACKEDCONV_CUDA=ON"]),
+        ("cuda", ["-DPACKEDCONV_CUDA=OFF"], ["-DPACKEDCONV_CUDA=OFF"]),
+    ],
+)
+def test_a_gpu_is_built_for_with_cuda(kind, given, options):
+    assert remote.cmake_options(kind, given) == options
+
+
 def test_a_full_disk_is_said_before_anything_is_copied(fleet, monkeypatch):
     home = fleet.host("nano")
     monkeypatch.setattr(remote_agent, "NEW_BYTES", 2**60)
