@@ -40,6 +40,7 @@ DEVICE_SIDE = [
     "python/packedconv/run_folder.py",
     "python/packedconv/bundle.py",
     "python/packedconv/collect.py",
+    "python/packedconv/remote_agent.py",
     "python/packedconv/settings.py",
     "python/packedconv/samples_file.py",
     "python/packedconv/bench/*.py",

@@ -1,5 +1,6 @@
 """Facts of the machine that ride with every measurement. No host name, no user name."""
 
+import json
 import os
 import platform
 import re
@@ -186,6 +187,10 @@ def _commit() -> typing.Optional[Facts]:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
     if not os.path.isfile(os.path.join(root, "csrc", "CMakeLists.txt")):
         return None
+    # A copy that scripts/measure_remote made says which checkout it is of.
+    stated = read_file(os.path.join(root, "build", "commit.json"))
+    if stated is not None:
+        return json.loads(stated)
     commit = _git(root, "rev-parse", "HEAD")
     if not commit:
         return None
