@@ -3,12 +3,13 @@
 Started in the root folder of the repository.
 """
 
+import functools
 import glob
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 CONFIG_FILES = {"all": [], "smoke": ["config/smoke.yaml"]}
 
@@ -87,25 +88,33 @@ def run_tests(arguments: Sequence[str]) -> int:
     return run([sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadfile", *arguments])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    verb = arguments[0]
-    if verb == "test":
-        return run_tests(arguments[1:])
-    if verb not in CONFIG_FILES:
-        return run_snakemake(arguments)
-    from packedconv import announce  # a pass-through call has no use for what it imports
+def run_workflow(verb: str, arguments: Sequence[str]) -> int:
+    """Say what a run will do, run it, and say where to look."""
+    from packedconv import announce  # other verbs have no use for what it imports
 
     try:
-        plan = announce.plan(CONFIG_FILES[verb], arguments[1:])
+        plan = announce.plan(CONFIG_FILES[verb], arguments)
     except ValueError as error:
         print(f"artifact: error: {error}", file=sys.stderr)
         return 2
     print(announce.describe(plan))
-    status = run_snakemake(arguments)
+    status = run_snakemake([verb, *arguments])
     if status == 0 and not is_dry_run(arguments):
         print(announce.where_to_look(plan))
     return status
+
+
+# What takes the arguments behind each verb; anything else is Snakemake's.
+VERBS: dict[str, Callable[[Sequence[str]], int]] = {
+    "all": functools.partial(run_workflow, "all"),
+    "smoke": functools.partial(run_workflow, "smoke"),
+    "test": run_tests,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    verb, *rest = sys.argv[1:] if arguments is None else arguments
+    return VERBS[verb](rest) if verb in VERBS else run_snakemake([verb, *rest])
 
 
 if __name__ == "__main__":
