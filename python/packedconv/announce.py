@@ -20,6 +20,7 @@ import yaml
 
 from packedconv import config as configuration
 from packedconv.device import DeviceError, cpu_title, require, usable_cores
+from packedconv.doctor.machine import BUSY_SHARE, LOOK_SECONDS, measuring
 from packedconv.evidence import claims, published
 from packedconv.roofline import dense_flops
 from packedconv.samples_file import IMPLEMENTATIONS, REQUIRED_IMPLEMENTATIONS
@@ -45,8 +46,6 @@ ANSWERS = {
     "analogue": "show an analogue of {}, which decides nothing about the paper",
     "not": "say nothing about {}",
 }
-BUSY_SHARE = 0.2  # of the CPUs in use by others, above which measurements suffer
-LOOK_SECONDS = 0.3  # how long to watch them; load averages would count what has just ended
 
 
 class Machine(NamedTuple):
@@ -76,6 +75,8 @@ class Plan(NamedTuple):
     decidable: Mapping[str, str]
     # What keeps this machine from measuring, where that is known by now.
     hindrance: str = ""
+    # The process that measures on this device now, for which this run will wait.
+    holder: int | None = None
 
     @property
     def figures(self) -> str:
@@ -110,6 +111,7 @@ def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".")
             published.load(str(folder / "config/paper.yaml")), device["family"], settings
         ),
         hindrance=hindrance(device) if built else "",
+        holder=measuring([device["name"]]).get(device["name"]),
     )
 
 
@@ -293,13 +295,19 @@ def describe(plan: Plan) -> str:
         f" {protocol['executions']} executions, checked before they are timed",
         *_on_a_gpu(settings),
         f"  analysis     {about(plan.steps['analysis'])}: figures, tables, audit, claims",
-        "Steps that are finished already are not repeated.",
+        "Steps that are finished already are not repeated. Below, Snakemake counts them; timing a"
+        f" layer takes {_each_layer(plan)}. What steps print is in logs/.",
         f"Machine: {here.title}, {here.cpus} CPUs ({here.cores} cores),"
         f" {here.free_memory * gigabytes:.1f} of {here.memory * gigabytes:.1f} GB memory free,"
         f" {here.free_disk * gigabytes:.0f} GB disk free, {here.in_use:.0%} of the CPUs in use",
     ]
     if plan.hindrance:
         lines.append(f"Warning: nothing can be measured: {plan.hindrance}")
+    if plan.holder is not None:
+        lines.append(
+            f"Warning: process {plan.holder} measures on this device; measuring here waits until it"
+            " has ended."
+        )
     if here.in_use > BUSY_SHARE:
         lines.append(
             f"Warning: the machine is busy ({here.in_use:.0%} of its CPUs are in use);"
@@ -310,7 +318,13 @@ def describe(plan: Plan) -> str:
         ids = [identity for identity, found in plan.decidable.items() if found == answer]
         lines.append(f"  {title.format(len(ids))}{':' if ids else '.'}")
         lines.extend(_indented(", ".join(ids)))
+    lines.append("Why, statement by statement: scripts/artifact doctor")
     return "\n".join(lines)
+
+
+def _each_layer(plan: Plan) -> str:
+    """About how long one of the layers takes."""
+    return about(plan.steps["benchmark"] / len(plan.settings["layers"]))
 
 
 def _on_a_gpu(settings: Mapping[str, Any]) -> list[str]:

@@ -67,12 +67,21 @@ def run(command: Sequence[str]) -> int:
 
 
 def run_snakemake(arguments: Sequence[str]) -> int:
-    """Run Snakemake; when it leaves the folder locked, the last line says what unlocks it."""
+    """Run Snakemake; when it fails, the last line says where to look and what comes next."""
     status = run(snakemake_command(arguments))
-    if status and glob.glob(".snakemake/locks/*"):
+    if not status:
+        return status
+    if glob.glob(".snakemake/locks/*"):
         print(
             "artifact: the folder is locked, by a Snakemake at work in it or by one that was"
             " killed. Wait for the first; after a kill, run: scripts/artifact --unlock",
+            file=sys.stderr,
+        )
+    else:
+        print(
+            "artifact: not finished. What stopped it is said above; what the steps printed is in"
+            " logs/, and what this machine lacks: scripts/artifact doctor. Finished steps are kept:"
+            " the same command goes on from there.",
             file=sys.stderr,
         )
     return status
@@ -82,6 +91,8 @@ def run_tests(arguments: Sequence[str]) -> int:
     status = run_snakemake(["build"])
     if status:
         return status
+    if not arguments:
+        print("Tests: about a quarter of an hour on two cores.")
     # Test processes share the cores, so threads that wait must not spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A file's tests stay together, since they share what takes long to make.

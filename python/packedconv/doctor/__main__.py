@@ -92,7 +92,7 @@ def findings(options: argparse.Namespace) -> typing.Iterator[Finding]:
     if files[name].match in found.titles:
         yield gpu_clock(found.titles.index(files[name].match))
     yield gpu.cuda_compiler(files[name], found)
-    holders = machine.measuring()
+    holders = machine.measuring(sorted(files))
     yield machine.measurement(holders)
     yield machine.cpus()
     yield machine.load()
@@ -102,7 +102,9 @@ def findings(options: argparse.Namespace) -> typing.Iterator[Finding]:
 def environment(state: str) -> Finding:
     if state == "made":
         return Finding(OK, "environment", ".venv, from envs/requirements.lock")
-    found = "no .venv yet" if state == "missing" else ".venv, not from this envs/requirements.lock"
+    found = "no .venv yet"
+    if state == "outdated":
+        found = ".venv is unfinished, or from another envs/requirements.lock or folder"
     return Finding(
         WARNING,
         "environment",

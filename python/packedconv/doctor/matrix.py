@@ -140,14 +140,19 @@ def _table(rows: Sequence[Row], notes: list[str], width: int) -> list[str]:
             if row.reason not in notes:
                 notes.append(row.reason)
             here += f" ({notes.index(row.reason) + 1})"
-        tolerance = f" ({row.tolerance})" if row.tolerance else ""
+        # A number stays with its sign and unit.
+        tolerance = f" ({row.tolerance})".replace("± ", "±\N{NBSP}").replace(" %", "\N{NBSP}%")
+        tolerance = tolerance if row.tolerance else ""
         minutes = "" if row.minutes is None else f"{max(1, round(row.minutes))}"
         records.append((row.id, row.statement + tolerance, here, minutes))
     widths = [max(len(record[index]) for record in records) for index in range(4)]
     widths[1] = max(24, width - 2 - sum(widths[:1] + widths[2:]) - 3 * 2)
     lines = []
     for identity, text, here, minutes in records:
-        first, *others = textwrap.wrap(text, widths[1], break_on_hyphens=False)
+        first, *others = (
+            part.replace("\N{NBSP}", " ")
+            for part in textwrap.wrap(text, widths[1], break_on_hyphens=False)
+        )
         lines.append(
             f"  {identity:<{widths[0]}}  {first:<{widths[1]}}  {here:<{widths[2]}}"
             f"  {minutes:>{widths[3]}}".rstrip()
@@ -173,7 +178,8 @@ def _totals(found: Matrix, width: int) -> list[str]:
         )
     if any(row.here == ANSWERS["analogue"] for row in rows):
         texts.append(
-            "An analogue is the same quantity on this device; it decides nothing about the paper."
+            "An analogue is the same quantity for the same layers, batch aside, on this device; it"
+            " decides nothing about the paper."
         )
     if found.elsewhere:
         listed = "; ".join(f"{title}: {count}" for title, count in found.elsewhere.items())

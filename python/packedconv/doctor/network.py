@@ -1,6 +1,8 @@
 """Whether the package index answers that pip will ask."""
 
+import base64
 import configparser
+import http.client
 import os
 import sys
 import typing
@@ -25,10 +27,9 @@ def package_index(url: typing.Optional[str] = None) -> Finding:
         places = settings.get("find-links", "nowhere")
         return Finding(OK, name, f"not used: pip is told to take packages from {places}")
     url = (url or settings.get("index-url") or DEFAULT_INDEX).rstrip("/")
-    # A user name and password may stand in it.
-    host = urllib.parse.urlsplit(url).hostname or url
+    host = urllib.parse.urlsplit(url).hostname or "the index"
     try:
-        with urllib.request.urlopen(url + "/pip/", timeout=ANSWER_SECONDS) as answer:
+        with urllib.request.urlopen(_request(url + "/pip/"), timeout=ANSWER_SECONDS) as answer:
             answer.read(1)
     except urllib.error.HTTPError as error:
         return Finding(
@@ -37,7 +38,7 @@ def package_index(url: typing.Optional[str] = None) -> Finding:
             f"{host} answers with HTTP {error.code} ({error.reason})",
             "pip config list, to see whether this is the index that is meant",
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if "CERTIFICATE" in str(reason).upper():
             return Finding(
@@ -55,6 +56,17 @@ def package_index(url: typing.Optional[str] = None) -> Finding:
             " export PIP_INDEX_URL=https://host/simple",
         )
     return Finding(OK, name, f"{host} answers")
+
+
+def _request(url: str) -> urllib.request.Request:
+    """A request for a page; a user name and password in its address go where they belong."""
+    parts = urllib.parse.urlsplit(url)
+    login, _, place = parts.netloc.rpartition("@")
+    request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=place)))
+    if login:
+        credentials = base64.b64encode(urllib.parse.unquote(login).encode("utf-8"))
+        request.add_header("Authorization", "Basic " + credentials.decode("ascii"))
+    return request
 
 
 def pip_settings(root: str = "/") -> typing.Dict[str, str]:
