@@ -51,6 +51,7 @@ with open(os.environ["CALLS"], "a") as stream:
 """
 # Stands for a compiler: whatever it makes succeeds.
 FAKE_COMPILER = """#!{bash}
+if [[ $1 == --version ]]; then echo "c++ 1.0"; exit; fi
 while [[ $1 != -o ]]; do shift; done
 printf '#!{bash}\\n' >"$2"
 chmod +x "$2"
@@ -268,7 +269,7 @@ def test_doctor_without_any_python(clone):
 def test_doctor_changes_nothing(clone):
     before = sorted(clone.root.rglob("*"))
     text = clone.call("doctor", "--config", "seed=2")
-    assert "ok       C++ compiler" in text
+    assert "ok       C++ compiler     c++ 1.0, C++14 and OpenMP" in text
     assert clone.called() == ["doctor --missing 0 --environment missing --config seed=2"]
     assert sorted(clone.root.rglob("*")) == before
 
