@@ -21,6 +21,7 @@ import yaml
 from packedconv import config as configuration
 from packedconv import imported
 from packedconv.device import DeviceError, cpu_title, require, usable_cores
+from packedconv.doctor.machine import BUSY_SHARE, LOOK_SECONDS, measuring
 from packedconv.evidence import claims, published
 from packedconv.roofline import dense_flops
 from packedconv.samples_file import IMPLEMENTATIONS, REQUIRED_IMPLEMENTATIONS
@@ -46,8 +47,6 @@ ANSWERS = {
     "analogue": "show an analogue of {}, which decides nothing about the paper",
     "not": "say nothing about {}",
 }
-BUSY_SHARE = 0.2  # of the CPUs in use by others, above which measurements suffer
-LOOK_SECONDS = 0.3  # how long to watch them; load averages would count what has just ended
 
 
 class Machine(NamedTuple):
@@ -77,6 +76,8 @@ class Plan(NamedTuple):
     decidable: Mapping[str, str]
     # What keeps this machine from measuring, where that is known by now.
     hindrance: str = ""
+    # The process that measures on this device now, for which this run will wait.
+    holder: int | None = None
     # Of an imported run its name in this checkout and where it comes from, as `imported.Run`.
     imported_as: str = ""
     origin: Mapping[str, Any] | None = None
@@ -120,6 +121,7 @@ def plan(config_files: Sequence[str], arguments: Sequence[str], root: str = ".")
             published.load(str(folder / "config/paper.yaml")), device["family"], settings
         ),
         hindrance=hindrance(device) if built and not origin else "",
+        holder=None if origin else measuring([device["name"]]).get(device["name"]),
         imported_as=name if origin else "",
         origin=origin,
     )
@@ -305,13 +307,19 @@ def describe(plan: Plan) -> str:
         f" {protocol['executions']} executions, checked before they are timed",
         *_on_a_gpu(settings),
         f"  analysis     {about(plan.steps['analysis'])}: figures, tables, audit, claims",
-        "Steps that are finished already are not repeated.",
+        "Steps that are finished already are not repeated. Below, Snakemake counts them"
+        f"{_each_layer(plan)}. What steps print is in logs/.",
         f"Machine: {here.title}, {here.cpus} CPUs ({here.cores} cores),"
         f" {here.free_memory * gigabytes:.1f} of {here.memory * gigabytes:.1f} GB memory free,"
         f" {here.free_disk * gigabytes:.0f} GB disk free, {here.in_use:.0%} of the CPUs in use",
     ]
     if plan.hindrance:
         lines.append(f"Warning: nothing can be measured: {plan.hindrance}")
+    if plan.holder is not None:
+        lines.append(
+            f"Warning: process {plan.holder} measures on this device; measuring here waits until it"
+            " has ended."
+        )
     if here.in_use > BUSY_SHARE and plan.origin is None:
         lines.append(
             f"Warning: the machine is busy ({here.in_use:.0%} of its CPUs are in use);"
@@ -322,6 +330,7 @@ def describe(plan: Plan) -> str:
         ids = [identity for identity, found in plan.decidable.items() if found == answer]
         lines.append(f"  {title.format(len(ids))}{':' if ids else '.'}")
         lines.extend(_indented(", ".join(ids)))
+    lines.append("Why, statement by statement: scripts/artifact doctor")
     return "\n".join(lines)
 
 
@@ -334,6 +343,14 @@ def _benchmark(plan: Plan) -> str:
         f"none here: imported, measured as run {plan.origin['run']} on a machine with {processor};"
         "\n               "
     )
+
+
+def _each_layer(plan: Plan) -> str:
+    """About how long one of the layers takes, where any is measured."""
+    if plan.origin is not None:
+        return ""
+    seconds = plan.steps["benchmark"] / len(plan.settings["layers"])
+    return f"; timing a layer takes {about(seconds)}"
 
 
 def _on_a_gpu(settings: Mapping[str, Any]) -> list[str]:

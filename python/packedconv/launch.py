@@ -3,12 +3,13 @@
 Started in the root folder of the repository.
 """
 
+import functools
 import glob
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 CONFIG_FILES = {"all": [], "smoke": ["config/smoke.yaml"]}
 
@@ -66,12 +67,21 @@ def run(command: Sequence[str]) -> int:
 
 
 def run_snakemake(arguments: Sequence[str]) -> int:
-    """Run Snakemake; when it leaves the folder locked, the last line says what unlocks it."""
+    """Run Snakemake; when it fails, the last line says where to look and what comes next."""
     status = run(snakemake_command(arguments))
-    if status and glob.glob(".snakemake/locks/*"):
+    if not status:
+        return status
+    if glob.glob(".snakemake/locks/*"):
         print(
             "artifact: the folder is locked, by a Snakemake at work in it or by one that was"
             " killed. Wait for the first; after a kill, run: scripts/artifact --unlock",
+            file=sys.stderr,
+        )
+    else:
+        print(
+            "artifact: not finished. What stopped it is said above; what the steps printed is in"
+            " logs/, and what this machine lacks: scripts/artifact doctor. Finished steps are kept:"
+            " the same command goes on from there.",
             file=sys.stderr,
         )
     return status
@@ -94,33 +104,42 @@ def run_tests(arguments: Sequence[str]) -> int:
     status = run_snakemake(["build"])
     if status:
         return status
+    if not arguments:
+        print("Tests: about a quarter of an hour on two cores.")
     # Test processes share the cores, so threads that wait must not spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A file's tests stay together, since they share what takes long to make.
     return run([sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadfile", *arguments])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    verb = arguments[0]
-    if verb == "test":
-        return run_tests(arguments[1:])
-    if verb == "report":
-        return run_report(arguments[1:])
-    if verb not in CONFIG_FILES:
-        return run_snakemake(arguments)
-    from packedconv import announce  # a pass-through call has no use for what it imports
+def run_workflow(verb: str, arguments: Sequence[str]) -> int:
+    """Say what a run will do, run it, and say where to look."""
+    from packedconv import announce  # other verbs have no use for what it imports
 
     try:
-        plan = announce.plan(CONFIG_FILES[verb], arguments[1:])
+        plan = announce.plan(CONFIG_FILES[verb], arguments)
     except ValueError as error:
         print(f"artifact: error: {error}", file=sys.stderr)
         return 2
     print(announce.describe(plan))
-    status = run_snakemake(arguments)
+    status = run_snakemake([verb, *arguments])
     if status == 0 and not is_dry_run(arguments):
         print(announce.where_to_look(plan))
     return status
+
+
+# What takes the arguments behind each verb; anything else is Snakemake's.
+VERBS: dict[str, Callable[[Sequence[str]], int]] = {
+    "all": functools.partial(run_workflow, "all"),
+    "smoke": functools.partial(run_workflow, "smoke"),
+    "report": run_report,
+    "test": run_tests,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    verb, *rest = sys.argv[1:] if arguments is None else arguments
+    return VERBS[verb](rest) if verb in VERBS else run_snakemake([verb, *rest])
 
 
 if __name__ == "__main__":

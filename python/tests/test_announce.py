@@ -158,6 +158,12 @@ def test_busy_machine(plan):
     assert "busy" in announce.describe(busy)
 
 
+def test_a_measurement_that_this_run_waits_for(plan):
+    assert "process 4242 measures" not in announce.describe(plan)
+    waiting = announce.describe(plan._replace(holder=4242))
+    assert "process 4242 measures on this device; measuring here waits" in waiting
+
+
 GPU = ["--config", "device=a100-sxm4-40gb"]
 
 

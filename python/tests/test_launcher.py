@@ -44,8 +44,14 @@ import os, sys
 with open(os.environ["CALLS"], "a") as stream:
     stream.write("launch " + " ".join(sys.argv[1:]) + " in " + os.getcwd() + chr(10))
 """
+FAKE_DOCTOR = """
+import os, sys
+with open(os.environ["CALLS"], "a") as stream:
+    stream.write("doctor " + " ".join(sys.argv[1:]) + chr(10))
+"""
 # Stands for a compiler: whatever it makes succeeds.
 FAKE_COMPILER = """#!{bash}
+if [[ $1 == --version ]]; then echo "c++ 1.0"; exit; fi
 while [[ $1 != -o ]]; do shift; done
 printf '#!{bash}\\n' >"$2"
 chmod +x "$2"
@@ -66,6 +72,7 @@ class Clone:
         (self.root / "envs/requirements.lock").write_text("one==1\n")
         (self.root / "python/packedconv/__init__.py").touch()
         (self.root / "python/packedconv/launch.py").write_text(FAKE_LAUNCH)
+        (self.root / "python/packedconv/doctor.py").write_text(FAKE_DOCTOR)
         (folder / "pip.py").write_text(FAKE_PIP)
         for tool in TOOLS:
             os.symlink(shutil.which(tool), self.bin / tool)
@@ -113,7 +120,7 @@ def clone(tmp_path):
 def test_help_needs_nothing(clone):
     (clone.bin / "python3.11").unlink()
     text = clone.call("--help")
-    for verb in ("all", "smoke", "test", "--unlock"):
+    for verb in ("doctor", "all", "smoke", "test", "--unlock"):
         assert f"scripts/artifact {verb}" in text
     assert not (clone.root / ".venv").exists()
 
@@ -234,6 +241,80 @@ def test_called_through_a_link(clone, tmp_path):
     assert clone.called()[-1] == f"launch smoke in {clone.root}"
 
 
+def test_a_failed_check_names_the_doctor(clone):
+    (clone.bin / "c++").unlink()
+    assert clone.call("all", status=2).endswith("scripts/artifact doctor\n")
+
+
+def test_doctor_without_any_python(clone):
+    """Everything is looked at, though nothing is there."""
+    for tool in ("python3.11", "c++"):
+        (clone.bin / tool).unlink()
+    *lines, last = clone.call(
+        "doctor", status=1, PACKEDCONV_MIN_DISK_MB="999999999999"
+    ).splitlines()
+    states = {text[9:25].strip(): text.split()[0] for text in lines}
+    assert states == {
+        "folder": "ok",
+        "Python": "missing",
+        "C++ compiler": "missing",
+        "temporary folder": "ok",
+        "disk": "missing",
+        "all else": "warning",
+    }
+    assert all(" Mend it with: " in text for text in lines if text.startswith("missing"))
+    assert last.startswith("Not ready: 3 missing")
+
+
+def test_doctor_changes_nothing(clone):
+    before = sorted(clone.root.rglob("*"))
+    text = clone.call("doctor", "--config", "seed=2")
+    assert "ok       C++ compiler     c++ 1.0, C++14 and OpenMP" in text
+    assert clone.called() == ["doctor --missing 0 --environment missing --config seed=2"]
+    assert sorted(clone.root.rglob("*")) == before
+
+
+def test_doctor_counts_what_is_missing(clone):
+    (clone.bin / "c++").unlink()
+    assert "missing  C++ compiler     none; expected one that" in clone.call("doctor")
+    assert clone.called() == ["doctor --missing 1 --environment missing"]
+    clone.tool(
+        "python3.11",
+        f"#!{clone.bash}\n[[ $2 == *Python.h* || $2 == *ensurepip* ]] && exit 1\n"
+        f'exec {sys.executable} "$@"\n',
+    )
+    text = clone.call("doctor", "--set-up")
+    assert "missing  Python's venv" in text
+    assert "missing  Python's headers" in text
+    # Nothing is set up where something is missing.
+    assert clone.called() == ["doctor --missing 3 --environment missing --set-up"]
+
+
+def test_doctor_sets_up_when_told_to(clone):
+    text = clone.call("doctor", "--set-up")
+    assert text.index("ok       disk") < text.index("Setting up .venv")
+    pip, called = clone.called()
+    assert pip.startswith("pip install")
+    assert called == "doctor --missing 0 --environment made --set-up"
+    assert "Setting up" not in clone.call("doctor")
+    assert clone.called() == ["doctor --missing 0 --environment made"]
+    (clone.root / "envs/requirements.lock").write_text("one==2\n")
+    clone.call("doctor")
+    assert clone.called() == ["doctor --missing 0 --environment outdated"]
+
+
+def test_doctor_goes_on_when_set_up_fails(clone):
+    text = clone.call("doctor", "--set-up", PIP_SAYS="connection refused")
+    assert "error: packages" in text
+    assert clone.called()[-1] == "doctor --missing 1 --environment outdated --set-up"
+
+
+def test_no_temporary_folder(clone):
+    text = clone.call("all", status=2, TMPDIR="/nowhere")
+    assert "temporary folder: expected one to write to, found /nowhere" in text
+    assert "missing  temporary folder /nowhere" in clone.call("doctor", TMPDIR="/nowhere")
+
+
 def test_changed_lock_is_installed(clone):
     clone.call("all")
     clone.called()
@@ -319,7 +400,10 @@ def test_pass_through(fake_snakemake, capfd):
 def test_failure_is_passed_on(fake_snakemake, capfd):
     fake_snakemake("exit 3")
     assert launch.main(["figures/fig1.pdf"]) == 3
-    assert "unlock" not in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "unlock" not in said
+    assert said.endswith("the same command goes on from there.\n")
+    assert "logs/" in said
 
 
 def test_locked_folder_ends_with_the_command_that_unlocks(fake_snakemake, capfd):

@@ -166,6 +166,17 @@ def judge(
     )
 
 
+class Prospect(NamedTuple):
+    """What a run can say of a statement: "decidable", "analogue" or "not".
+
+    reason: why no more than that; empty when decidable. measured: whether it takes measurements.
+    """
+
+    answer: str
+    reason: str = ""
+    measured: bool = True
+
+
 def claims(published: Published, results: Sequence[Results], device: str) -> pd.DataFrame:
     """The table of verdicts, one row per statement, all columns text.
 
@@ -224,7 +235,17 @@ def decidable(
     without them the run is taken to measure all that a statement needs.
     """
     return {
-        statement["id"]: _decidable(published, statement, device_family, settings)
+        identity: prospect.answer
+        for identity, prospect in prospects(published, device_family, settings).items()
+    }
+
+
+def prospects(
+    published: Published, device_family: str, settings: Mapping[str, Any] | None = None
+) -> dict[str, Prospect]:
+    """As `decidable`, with what each answer rests on."""
+    return {
+        statement["id"]: _prospect(published, statement, device_family, settings)
         for statement in published.statements
     }
 
@@ -295,45 +316,59 @@ def tolerance_text(statement: Statement, needed: Sequence[float] = ()) -> str:
     return text
 
 
-def _decidable(
+def _prospect(
     published: Published,
     statement: Statement,
     device_family: str,
     settings: Mapping[str, Any] | None,
-) -> str:
+) -> Prospect:
     if statement["quantity"] is None:
-        return "not"
+        return Prospect("not", statement["open"], measured=False)
     if statement["quantity"] in COMPUTED:
-        return "decidable"
-    own = statement["family"] == device_family
-    if not own and ("analogue" in statement or not _has_kind(statement, device_family)):
-        return "not"
-    if settings is not None and not _will_measure(published, statement, own, settings):
-        return "not"
-    return "decidable" if own else "analogue"
+        return Prospect("decidable", measured=False)
+    family = statement["family"]
+    own = family == device_family
+    about = statement.get("open") or _about(published, family)
+    if not own and "analogue" in statement:
+        return Prospect("not", f"{about}: {statement['analogue']}")
+    if not own and not _has_kind(statement, device_family):
+        return Prospect("not", f"{about}: a CPU kernel has no counterpart")
+    if settings is not None:
+        lacking = _not_measured(published, statement, own, settings)
+        if lacking:
+            return Prospect("not", lacking if own else f"{about}: {lacking}")
+    return Prospect("decidable") if own else Prospect("analogue", about)
 
 
-def _will_measure(
+def _about(published: Published, family: str | None) -> str:
+    return (
+        "about any device" if family is None else f"about the {published.devices[family]['title']}"
+    )
+
+
+def _not_measured(
     published: Published, statement: Statement, own: bool, settings: Mapping[str, Any]
-) -> bool:
-    """Whether a run measures the layers and sparsities that a statement needs, and often
-    enough."""
-    if shortfall(published, settings["protocol"]):
-        return False
+) -> str:
+    """What a run leaves out of the layers, sparsities and executions that a statement needs, in
+    words; empty when nothing."""
+    short = shortfall(published, settings["protocol"])
+    if short:
+        return f"{short} measured"
     family = statement["family"]
     try:
         layers = fitting(published, family, layers_of(dict(settings)), any_batch=not own)
-    except NotMeasuredError:
-        return False
+    except NotMeasuredError as missing:
+        return str(missing)
     parameters = statement.get("parameters", {})
     wanted = parameters.get("out_channels") or []
     wanted = [wanted] if isinstance(wanted, int) else wanted
-    if not set(wanted) <= {layer.out_channels for layer in layers.values()}:
-        return False
+    absent = sorted(set(wanted) - {layer.out_channels for layer in layers.values()})
+    if absent:
+        return "not measured in this run: OC " + ", ".join(str(count) for count in absent)
     needed = needed_sparsities(published, statement)
     if "sparsity" in parameters:
         needed = [parameters["sparsity"]]
-    return not _shortage(settings["sparsities"], needed)
+    return _shortage(settings["sparsities"], needed)
 
 
 def _shortage(measured: Sequence[float], needed: Sequence[float]) -> str:
@@ -377,8 +412,7 @@ def _judge_own(
         runs = {data.results.device: data.results.run for data in measured}
         return _together(judged, runs)
     if not reasons:
-        title = published.devices[family]["title"]
-        reasons = [f"about the {title}; no results of one are here"]
+        reasons = [f"{_about(published, family)}; no results of one are here"]
     return Judgement(NOT_TESTABLE, "; ".join(reasons))
 
 
