@@ -14,6 +14,10 @@ from packedconv.weights import sparsity_key
 
 DEFAULT_RUN = "paper"
 PAPER_PROTOCOL = "paper-protocol"
+# Folders of figures/ that hold no run, beside those of devices.
+RESERVED_RUNS = ("compare",)
+# Keys that name stored results, and change nothing that is measured.
+COMPARED = ("left", "right")
 # Threads and bias are compared with warm caches only.
 COLD_CONTENDERS = ("sparse", "dense")
 
@@ -85,6 +89,11 @@ def resolve(config: dict, root: pathlib.Path) -> dict:
     run = config["run"] or _derived_run(config, root)
     if run in device_names(root):
         raise ValueError(f"run: expected a name that is no device's, got {run!r}")
+    if run in RESERVED_RUNS:
+        raise ValueError(
+            f"run: expected a name other than {run}, since figures/{run}/ has the figures of two "
+            f"runs side by side, got {run!r}; name another (--config run=NAME)"
+        )
     settings = {
         "device": device,
         "run": run,
@@ -213,7 +222,9 @@ def _listed_layers(record: dict) -> list[Layer]:
 def _derived_run(config: dict, root: pathlib.Path) -> str:
     defaults = load_yaml(root / "config" / "config.yaml")
     changed = sorted(
-        key for key in config if key not in ("device", "run") and config[key] != defaults[key]
+        key
+        for key in config
+        if key not in ("device", "run", *COMPARED) and config[key] != defaults[key]
     )
     if not changed:
         return DEFAULT_RUN

@@ -34,6 +34,9 @@ def counts(overall: Overall) -> str:
     differing_points = overall.above + overall.below
     if not differing_points:
         return f"{reach}; none differs"
+    if not overall.above or not overall.below:
+        ahead = "above" if overall.above else "below"
+        return f"{reach}; {differing_points} differ, all {ahead} 1"
     return f"{reach}; {differing_points} differ: {overall.above} above 1, {overall.below} below"
 
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from packedconv.evidence.compare.ratios import BOTH, Comparison, Overall
 from packedconv.evidence.compare.side import Side
 from packedconv.evidence.compare.words import nothing_in_both, warnings
-from packedconv.evidence.samples import listed
+from packedconv.evidence.samples import Results, clock_notes, listed
 from packedconv.plots.captions import measurement
 from packedconv.plots.series import sparsity_axis
 from packedconv.plots.style import (
@@ -35,6 +35,8 @@ BUSY = "#B03A00"
 WIDE_RANGE = 12.0
 # Ratios nearer to 1 than this are not spread over the whole height.
 _LEAST_RANGE = 1.12
+# Ratios that all lie further from 1 than this have axes without it.
+_FAR = 4.0
 _BAND = {"color": "#000000", "alpha": 0.08, "linewidth": 0, "zorder": 0.5}
 
 
@@ -188,10 +190,9 @@ def finish_ratios(
     """
     write_title(axes, title, 0.9 if len(axes.get_figure().axes) == 4 else 0.44, fontsize=8)
     axes.set_ylabel(label)
-    axes.axhline(1, color="#222222", linewidth=0.8, linestyle=":", zorder=1)
     values = [value for value in values if value > 0 and math.isfinite(value)]
     if not values:
-        axes.set(xticks=[], yticks=[])
+        axes.set(xticks=[], yticks=[], xlabel="")
         axes.grid(visible=False)
         axes.text(
             0.5,
@@ -209,7 +210,10 @@ def finish_ratios(
         axes.axhspan(overall.low, overall.high, **_BAND)
         axes.axhline(overall.ratio, color="#222222", linewidth=0.8, linestyle="--", zorder=1)
         values += [overall.low, overall.high]
-    ratio_scale(axes, [*values, 1.0])
+    if min(values) / _FAR < 1 < max(values) * _FAR:
+        values.append(1.0)
+        axes.axhline(1, color="#222222", linewidth=0.8, linestyle=":", zorder=1)
+    ratio_scale(axes, values)
     if ahead:
         low, high = (math.log(end) for end in axes.get_ylim())
         for side, y, shown, mark in (
@@ -237,7 +241,7 @@ def ratio_scale(axes: Axes, values: Sequence[float]) -> None:
     if high / low < _LEAST_RANGE**2:
         middle = math.sqrt(low * high)
         low, high = min(low, middle / _LEAST_RANGE), max(high, middle * _LEAST_RANGE)
-    margin = (high / low) ** 0.07
+    margin = (high / low) ** 0.15
     plain_log(axes, low / margin, high * margin)
 
 
@@ -325,11 +329,17 @@ def _title_panel(axes: Axes, side: Side) -> None:
 
 def _measured(comparison: Comparison, timed: bool) -> list[str]:
     left, right = comparison.left.results, comparison.right.results
-    first = measurement(left, timed)
-    second = measurement(right, timed)
+    first, second = (_quiet(measurement(results, timed), results) for results in (left, right))
     if second.replace(f"run {right.run})", f"run {left.run})") == first:
         second = "the same, as far as this line goes."
     return [f"Left: {first}", f"Right: {second}"]
+
+
+def _quiet(text: str, results: Results) -> str:
+    """A caption's line without what the warnings above it say."""
+    for note in clock_notes(results.facts):
+        text = text.replace(f" {note}", "")
+    return text
 
 
 def _step(sparsities: Iterable[float]) -> float:
