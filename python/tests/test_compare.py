@@ -103,7 +103,7 @@ def test_ratio_and_interval_are_those_of_an_independent_computation(folder):
 
 
 def test_what_moves_from_run_to_run_widens_the_interval(tmp_path):
-    """Without noise it is that of a product of lognormal factors: two of times, four of speedups."""
+    """Without noise it is that of two lognormal factors for times, four for speedups."""
     for run in ("one", "two"):
         write_results(tmp_path, run=run, out_channels=(48,), sparsities=FEW, noise=0.0)
     comparison = compare(tmp_path, "cpu.one", "cpu.two", {"cpu": 0.04})
@@ -222,8 +222,8 @@ def test_panels_share_their_scales(folder, name, right):
     assert left_axes.get_ylim() == right_axes.get_ylim()
     assert left_axes.get_xlim() == right_axes.get_xlim()
     assert left_axes.get_yscale() == right_axes.get_yscale()
-    assert left_axes.get_title().startswith("cpu.paper")
-    assert right_axes.get_title().startswith(right)
+    assert left_axes.get_title(loc="left").startswith("cpu.paper")
+    assert right_axes.get_title(loc="left").startswith(right)
     assert {"left", "right"} <= set(data["panel"])
     assert set(data.loc[data["panel"] == "right", "results"]) == {right}
     assert ("ratio" in set(data["panel"])) == bool(comparison.pairs)
