@@ -252,7 +252,7 @@ def plain_log(axes: Axes, low: float, high: float) -> None:
     if high / low < 4:
         ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     else:
-        digits = (1, 2, 5) if high / low < 300 else (1,)
+        digits = (1, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5) if high / low < 300 else (1,)
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [digit * 10.0**exponent for exponent in exponents for digit in digits]
     axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
@@ -310,7 +310,7 @@ def _title_panel(axes: Axes, side: Side) -> None:
     write_title(
         axes,
         "  ".join(filter(None, [side.name, hardware])),
-        0.46,
+        0.41,
         fontsize=8,
         pad=15 if busy else None,
     )

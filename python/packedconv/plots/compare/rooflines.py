@@ -294,7 +294,7 @@ def _shares_text(tables: list[pd.DataFrame]) -> str:
     for name, table in zip(("left", "right"), tables, strict=True):
         share = table.loc[table["implementation"] == "sparse", "share"]
         texts.append(f"{100 * share.min():.0f} to {100 * share.max():.0f} % on the {name}")
-    return f"the sparse convolution reaches {', '.join(texts)} of what its roofs allow"
+    return f"of what its roofs allow, the sparse convolution reaches {', '.join(texts)}"
 
 
 def _finish(
