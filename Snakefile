@@ -959,10 +959,10 @@ rule compare_figure:
         left=lambda wildcards: wildcards.left.replace(".", "/"),
         right=lambda wildcards: wildcards.right.replace(".", "/"),
     message:
-        "Rendering {output[0]}"
+        "Rendering {output.out}"
     shell:
         "python {input.script} --paper {input.paper} --left results/{params.left}"
-        " --right results/{params.right} {params.figure} --out {output[0]} > {log} 2>&1"
+        " --right results/{params.right} {params.figure} --out {output.out} > {log} 2>&1"
 
 
 use rule compare_figure as compare_table with:
