@@ -15,6 +15,7 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, os.path.join(workflow.basedir, "python"))
 
+from packedconv import compared
 from packedconv import config as configuration
 from packedconv import extended as beyond
 from packedconv import imported
@@ -140,6 +141,14 @@ def beyond_sources(side, name):
     path = f"{PACKAGE}/{side}/extended/{name}.py"
     imported = imported_modules(ROOT / path)
     return [path, *sorted(str(found.relative_to(ROOT)) for found in imported)]
+
+
+# Of two results side by side, which nothing else depends on.
+COMPARE_SOURCES = [
+    *PLOT_SOURCES,
+    *sorted(glob.glob(f"{PACKAGE}/evidence/compare/*.py")),
+    *sorted(glob.glob(f"{PACKAGE}/plots/compare/*.py")),
+]
 
 
 COMPILED_SOURCES = sorted(
@@ -1019,6 +1028,77 @@ rule claims:
     shell:
         "python {input.script} --paper {input.paper} --results {params.results}"
         " --device {params.device} --out {output.csv} > {log} 2>&1"
+
+
+def compare_targets(wildcards):
+    """Every file of the comparison that --config left= right= asks for."""
+    folder = "figures/compare/" + "--".join(compared.asked(config, ROOT))
+    return [
+        *(path for name in compared.FIGURES for path in trio(f"{folder}/{name}")),
+        *table(f"{folder}/speedups"),
+    ]
+
+
+rule compare:
+    """Two stored results side by side: compare --config left=cpu.paper right=cpu.seed2."""
+    input:
+        compare_targets,
+    message:
+        "The comparison is there"
+
+
+rule compare_figure:
+    """A figure of two stored results; never measures."""
+    input:
+        script="scripts/compare.py",
+        paper="config/paper.yaml",
+        # Absolute paths, which no rule makes.
+        left=lambda wildcards: compared.files(wildcards.left, ROOT),
+        right=lambda wildcards: compared.files(wildcards.right, ROOT),
+        sources=COMPARE_SOURCES,
+    output:
+        multiext(
+            "figures/compare/{left}--{right}/{figure}",
+            pdf=".pdf",
+            png=".png",
+            csv=".csv",
+        ),
+    log:
+        "logs/compare/{left}--{right}/{figure}.log",
+    wildcard_constraints:
+        left=compared.NAME,
+        right=compared.NAME,
+        figure="|".join(compared.FIGURES),
+    conda:
+        "envs/environment.yaml"
+    params:
+        figure=lambda wildcards: f"--figure {wildcards.figure}",
+        left=lambda wildcards: wildcards.left.replace(".", "/"),
+        right=lambda wildcards: wildcards.right.replace(".", "/"),
+    message:
+        "Rendering {output.out}"
+    shell:
+        "python {input.script} --paper {input.paper} --left results/{params.left}"
+        " --right results/{params.right} {params.figure} --out {output.out} > {log} 2>&1"
+
+
+use rule compare_figure as compare_table with:
+    output:
+        multiext(
+            "figures/compare/{left}--{right}/speedups",
+            csv=".csv",
+            md=".md",
+            tex=".tex",
+        ),
+    log:
+        "logs/compare/{left}--{right}/speedups.log",
+    wildcard_constraints:
+        left=compared.NAME,
+        right=compared.NAME,
+    params:
+        figure="",
+        left=lambda wildcards: wildcards.left.replace(".", "/"),
+        right=lambda wildcards: wildcards.right.replace(".", "/"),
 
 
 rule steps:

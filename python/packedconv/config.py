@@ -8,12 +8,15 @@ from typing import Any
 import jsonschema
 import yaml
 
+from packedconv.bundle import RESERVED
 from packedconv.layer import Layer
 from packedconv.settings import layer_of
 from packedconv.weights import sparsity_key
 
 DEFAULT_RUN = "paper"
 PAPER_PROTOCOL = "paper-protocol"
+# Keys that name stored results, and change nothing that is measured.
+COMPARED = ("left", "right")
 # Threads and bias are compared with warm caches only.
 COLD_CONTENDERS = ("sparse", "dense")
 
@@ -108,12 +111,17 @@ def run_name(config: dict, root: pathlib.Path) -> str:
     """Name of the run that a merged configuration asks for.
 
     Raises ValueError for an unknown key or a value outside the schema, where the run needs a name
-    of its own, and for a device's name.
+    of its own, for a device's name and for a reserved one.
     """
     validate(config, root / "config" / "schema" / "config.schema.yaml", "config")
     run = config["run"] or _derived_run(config, root)
     if run in device_names(root):
         raise ValueError(f"run: expected a name that is no device's, got {run!r}")
+    if run in RESERVED:
+        raise ValueError(
+            f"run: expected a name other than {' and '.join(RESERVED)}, whose folders in figures/ "
+            f"hold no run, got {run!r}; name another (--config run=NAME)"
+        )
     return run
 
 
@@ -223,7 +231,9 @@ def _listed_layers(record: dict) -> list[Layer]:
 def _derived_run(config: dict, root: pathlib.Path) -> str:
     defaults = load_yaml(root / "config" / "config.yaml")
     changed = sorted(
-        key for key in config if key not in ("device", "run") and config[key] != defaults[key]
+        key
+        for key in config
+        if key not in ("device", "run", *COMPARED) and config[key] != defaults[key]
     )
     if not changed:
         return DEFAULT_RUN

@@ -25,7 +25,7 @@ RENDERING = [
     name
     for name in SCRIPTS
     if re.match(
-        r"fig[25678]_|figure_|table|contenders|bounds\.|instructions\.|audit\.|claims\.|collect\.",
+        r"fig[25678]_|figure_|table|compare|contenders|bounds\.|instructions\.|audit\.|claims\.|collect\.",
         name,
     )
 ]
@@ -275,6 +275,9 @@ def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
         for module in beyond_modules(script):
             expected |= {module} | imported_modules(module)
         assert beyond_modules(script)
+    elif script.stem == "compare":
+        folders = [package / side / "compare" for side in ("evidence", "plots")]
+        expected = plot | {path for folder in folders for path in folder.glob("*.py")}
     elif script.stem == "peers":
         expected = measure | listed | peers
     elif script.stem in MEASURING:

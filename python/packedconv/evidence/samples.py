@@ -425,3 +425,34 @@ def distribution(spec: dict) -> str:
         bound = str(spec["bound"]).replace("^2", "²").replace("*", "·")
         return f"{name} on ±{bound}"
     return name
+
+
+def dense_layouts(samples: pd.DataFrame) -> str:
+    """The layouts of the dense side, with their numbers of output channels where they differ."""
+    dense = samples[samples["implementation"] == "dense"]
+    channels = dense.groupby("layout")["out_channels"].unique()
+    if len(channels) == 1:
+        return str(channels.index[0])
+    return ", ".join(
+        f"{layout} (OC\u00a0{listed(sorted(values))})" for layout, values in channels.items()
+    )
+
+
+def shapes(layers: list[Layer]) -> str:
+    """N, IC and H × W of layers that differ in OC: `N = 1, IC = 32, 256×256, K = 3`."""
+    texts = []
+    for layer in layers:
+        text = f"N = {layer.batch}, IC = {layer.in_channels}, {layer.height}×{layer.width}"
+        text += f", K = {layer.kernel_size}"
+        if (layer.stride, layer.padding) != (1, layer.kernel_size // 2):
+            text += f", stride {layer.stride}, padding {layer.padding}"
+        if (layer.dilation, layer.groups) != (1, 1):
+            text += f", dilation {layer.dilation}, groups {layer.groups}"
+        if text not in texts:
+            texts.append(text)
+    return "; ".join(texts)
+
+
+def listed(values: Iterable[Any]) -> str:
+    """Values as a reader sees them: `48, 64, 80`."""
+    return ", ".join(str(value) for value in values)

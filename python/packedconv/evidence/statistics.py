@@ -125,14 +125,15 @@ def sem(values: np.ndarray) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def resampled_median(values: np.ndarray) -> np.ndarray:
+def resampled_median(values: np.ndarray, seed: int = SEED) -> np.ndarray:
     """Median over rounds, then the medians of RESAMPLES resamples of the rounds.
 
-    Shape (1 + RESAMPLES,). Which rounds a resample takes depends on their number alone, so
-    arithmetic on several results compares the same rounds.
+    Shape (1 + RESAMPLES,). Which rounds a resample takes depends on their number and the seed
+    alone, so arithmetic on several results compares the same rounds. Rounds that have nothing in
+    common, those of two runs, need two seeds.
     """
     values = np.asarray(values, dtype=np.float64)
-    chosen = np.random.default_rng(SEED).integers(len(values), size=(RESAMPLES, len(values)))
+    chosen = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
     return np.concatenate([[np.median(values)], np.median(values[chosen], axis=1)])
 
 

@@ -1,9 +1,13 @@
 """The small lines under a figure: what was measured, and how."""
 
-import pandas as pd
-
-from packedconv.evidence.samples import Results, clock_notes, distribution
-from packedconv.layer import Layer
+from packedconv.evidence.samples import (
+    Results,
+    clock_notes,
+    dense_layouts,
+    distribution,
+    listed,
+    shapes,
+)
 from packedconv.plots.source import Source, device_title
 from packedconv.plots.style import PRINTED
 
@@ -14,7 +18,7 @@ def measurement(results: Results, timed: bool = True) -> str:
     samples, protocol = results.samples, results.settings["protocol"]
     on_gpu = results.settings["device"].get("kind") == "cuda"
     threads = sorted(samples["threads"].unique())
-    used = "" if on_gpu else f", {_list(threads)} thread{'s' if threads != [1] else ''}"
+    used = "" if on_gpu else f", {listed(threads)} thread{'s' if threads != [1] else ''}"
     parts = [
         f"{device_title(results)} (device {results.device}, run {results.run}){used}",
         shapes(list(results.layers.values())),
@@ -32,32 +36,6 @@ def measurement(results: Results, timed: bool = True) -> str:
             )
             parts += [note.rstrip(".") for note in clock_notes(results.facts)]
     return ". ".join(parts) + "."
-
-
-def dense_layouts(samples: pd.DataFrame) -> str:
-    """The layouts of the dense side, with their numbers of output channels where they differ."""
-    dense = samples[samples["implementation"] == "dense"]
-    channels = dense.groupby("layout")["out_channels"].unique()
-    if len(channels) == 1:
-        return str(channels.index[0])
-    return ", ".join(
-        f"{layout} (OC\u00a0{_list(sorted(values))})" for layout, values in channels.items()
-    )
-
-
-def shapes(layers: list[Layer]) -> str:
-    """N, IC and H × W of layers that differ in OC: `N = 1, IC = 32, 256×256, K = 3`."""
-    texts = []
-    for layer in layers:
-        text = f"N = {layer.batch}, IC = {layer.in_channels}, {layer.height}×{layer.width}"
-        text += f", K = {layer.kernel_size}"
-        if (layer.stride, layer.padding) != (1, layer.kernel_size // 2):
-            text += f", stride {layer.stride}, padding {layer.padding}"
-        if (layer.dilation, layer.groups) != (1, 1):
-            text += f", dilation {layer.dilation}, groups {layer.groups}"
-        if text not in texts:
-            texts.append(text)
-    return "; ".join(texts)
 
 
 def printed(source: Source) -> list[str]:
@@ -85,7 +63,3 @@ def caption(source: Source, timed: bool = True) -> list[str]:
         layer = source.published.layer(source.family, out_channels=1)
         lines.append(f"Layers of the paper: {shapes([layer])}.")
     return lines + printed(source)
-
-
-def _list(values: list) -> str:
-    return ", ".join(str(value) for value in values)

@@ -95,11 +95,7 @@ def draw_measured_roofline(source: Source, data: pd.DataFrame) -> Figure:
             name = f"measured, {results.device}"
             roofs.append(draw_roofs(axes, measured_device(results), limits, name, GREY, style))
     colours = sparsity_colours(data["sparsity"])
-    fills = device_fills(data)
-    for key, series in data[data["origin"] == "measured"].groupby(
-        ["device", "run", "implementation"]
-    ):
-        _draw_measured(axes, series.sort_values("sparsity"), colours, key, fills[key[:2]])
+    draw_throughputs(axes, data[data["origin"] == "measured"], colours)
     printed = data[data["origin"] == "printed"]
     for implementation, series in printed.groupby("implementation"):
         _draw_printed(axes, series, colours, implementation)
@@ -123,7 +119,15 @@ def draw_measured_roofline(source: Source, data: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw_measured(
+def draw_throughputs(axes: Axes, data: pd.DataFrame, colours: dict[float, str]) -> None:
+    """Draw measured rows (device, run, implementation, sparsity, arithmetic_intensity, gflops,
+    sem) onto logarithmic axes, each sparsity in its colour."""
+    fills = device_fills(data)
+    for key, series in data.groupby(["device", "run", "implementation"]):
+        _draw_series(axes, series.sort_values("sparsity"), colours, key, fills[key[:2]])
+
+
+def _draw_series(
     axes: Axes, series: pd.DataFrame, colours: dict[float, str], key: tuple, fill: str
 ) -> None:
     device, run, implementation = key

@@ -58,6 +58,12 @@ def model_table(
     return pd.DataFrame(records)
 
 
+def shown_channels(channels: Iterable[int]) -> int:
+    """The number of output channels whose points lie on the roof: the paper's, else the median."""
+    channels = sorted(channels)
+    return PAPER_CHANNELS if PAPER_CHANNELS in channels else channels[(len(channels) - 1) // 2]
+
+
 def draw_model(title: str, device: Device, data: pd.DataFrame, lines: list[str]) -> Figure:
     """Draw the roofs and the points of `model_table`; `lines` are the caption.
 
@@ -65,7 +71,7 @@ def draw_model(title: str, device: Device, data: pd.DataFrame, lines: list[str])
     median), and a strip below shows how far every layer's points reach.
     """
     channels = sorted(data["out_channels"].unique())
-    shown = PAPER_CHANNELS if PAPER_CHANNELS in channels else channels[(len(channels) - 1) // 2]
+    shown = shown_channels(channels)
     strip = len(channels) > 1
     figure = new_figure(5.4, 3.6 + (0.5 + 0.14 * len(channels) if strip else 0))
     if strip:
@@ -82,7 +88,7 @@ def draw_model(title: str, device: Device, data: pd.DataFrame, lines: list[str])
     draw_roofs(axes, device, limits)
     points = data[data["out_channels"] == shown]
     colours = sparsity_colours(data["sparsity"])
-    _scatter(axes, points["arithmetic_intensity"], points["gflops"], points["sparsity"], colours)
+    draw_points(axes, points["arithmetic_intensity"], points["gflops"], points["sparsity"], colours)
     if below is not None:
         axes.set_xlabel("")
         _draw_strip(below, device, data, channels, colours)
@@ -94,7 +100,8 @@ def draw_model(title: str, device: Device, data: pd.DataFrame, lines: list[str])
     return figure
 
 
-def _scatter(axes: Axes, x: Iterable, y: Iterable, sparsities: Iterable, colours: dict) -> None:
+def draw_points(axes: Axes, x: Iterable, y: Iterable, sparsities: Iterable, colours: dict) -> None:
+    """Scatter points of the model, each in the colour of its sparsity."""
     axes.scatter(
         x,
         y,
@@ -112,7 +119,7 @@ def _draw_strip(
 ) -> None:
     rank = {value: index for index, value in enumerate(channels)}
     y = [rank[value] for value in data["out_channels"]]
-    _scatter(axes, data["arithmetic_intensity"], y, data["sparsity"], colours)
+    draw_points(axes, data["arithmetic_intensity"], y, data["sparsity"], colours)
     axes.axvline(device.ridge_point, color=ROOF_COLOUR, linewidth=0.7, linestyle=":", zorder=1)
     axes.set_yticks(range(len(channels)), [str(value) for value in channels])
     axes.set_ylim(-0.6, len(channels) - 0.4)

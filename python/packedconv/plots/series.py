@@ -55,9 +55,9 @@ def series_figure(
     write_title(axes, source.title)
     styles = out_channel_styles(data["out_channels"])
     measured = data[data["origin"] == "measured"]
-    devices = _draw_measured(axes, measured, value, styles, kinds, kind_column, error_bars)
+    devices = draw_measured(axes, measured, value, styles, kinds, kind_column, error_bars)
     _draw_printed(axes, data[data["origin"] == "printed"], value, styles)
-    _sparsity_axis(axes, source, data)
+    sparsity_axis(axes, _drawn_sparsities(source, data))
     add_note(axes, source.note)
     _legends(figure, data, styles, kinds if len(measured) else (), devices)
     measured_lines = list(lines) if source.results else []
@@ -135,15 +135,19 @@ def printed_entry() -> Line2D:
     return legend_entry(PRINTED, marker="o", color=GREY, **HOLLOW)
 
 
-def _draw_measured(
+def draw_measured(
     axes: Axes,
     data: pd.DataFrame,
     value: str,
     styles: dict[int, tuple[str, str]],
-    kinds: Sequence[Kind],
-    kind_column: str,
-    error_bars: bool,
+    kinds: Sequence[Kind] = (),
+    kind_column: str = "implementation",
+    error_bars: bool = True,
 ) -> dict[tuple[str, str], str]:
+    """Draw the lines of measured rows, as `series_figure` takes them, onto axes.
+
+    styles: of `out_channel_styles`. Returns the marker fill of each (device, run).
+    """
     fills = device_fills(data)
     line_styles = {kind: line for kind, _, line in kinds}
     keys = ["device", "run", "out_channels", *([kind_column] if kinds else [])]
@@ -193,10 +197,16 @@ def series_label(
     return " ".join(part for part in parts if part)
 
 
-def _sparsity_axis(axes: Axes, source: Source, data: pd.DataFrame) -> None:
+def _drawn_sparsities(source: Source, data: pd.DataFrame) -> list[float]:
     values = sorted(data["sparsity"].unique())
     if not values and source.panel is not None:
         values = source.published.sparsities(source.family, (source.figure,))
+    return values
+
+
+def sparsity_axis(axes: Axes, values: Iterable[float]) -> None:
+    """Set the horizontal axis around these sparsities, ticks at whole hundredths."""
+    values = list(values)
     if len(values) < 2:
         values = [*values, 0.90, 0.98]
     low, high = min(values), max(values)

@@ -35,6 +35,9 @@ ERROR_BARS = {"elinewidth": 0.8, "capthick": 0.8}
 IMPLEMENTATIONS = {"sparse": "sparse", "dense": "dense (PyTorch)"}
 ROOF_COLOUR = "#222222"
 GREY = "#666666"
+# Points, and inches from line to line.
+_CAPTION_SIZE = 5.8
+_CAPTION_LINE = _CAPTION_SIZE * 1.35 / 72
 
 
 def use_style() -> None:
@@ -86,38 +89,56 @@ def legend_entry(label: str, **style: Any) -> Line2D:
     return Line2D([], [], label=label, **style)
 
 
-def write_title(axes: Axes, text: str) -> None:
-    """Title the axes in as many lines as keep it clear of a legend beside them."""
-    width = 72 * 0.6 * axes.get_figure().get_size_inches()[0]
-    axes.set_title("\n".join(_wrap(text, rcParams["axes.titlesize"], width)))
+def write_title(axes: Axes, text: str, share: float = 0.6, **style: Any) -> None:
+    """Title the axes in as many lines as keep it within this share of the figure's width.
+
+    By default that keeps it clear of a legend beside the axes. `style` as for a text.
+    """
+    width = 72 * share * axes.get_figure().get_size_inches()[0]
+    size = style.get("fontsize", rcParams["axes.titlesize"])
+    axes.set_title("\n".join(wrap(text, size, width)), **style)
 
 
-def write_caption(figure: Figure, lines: Iterable[str]) -> None:
+def write_caption(figure: Figure, lines: Iterable[str], warnings: Iterable[str] = ()) -> None:
     """Write small lines under everything else and keep their room free.
 
-    Lines wrap at the width of the figure.
+    Lines wrap at the width of the figure. `warnings` come first, dark.
     """
-    size = 5.8
     width, height = figure.get_size_inches()
-    wrapped = [part for line in lines for part in _wrap(line, size, 72 * (width - 0.2))]
-    if not wrapped:
+    dark, light = (_caption_lines(some, width) for some in (warnings, lines))
+    if not dark and not light:
         return
-    room = (len(wrapped) * size * 1.35 / 72 + 0.1) / height
+    room = caption_room([*dark, *light], width) / height
     figure.get_layout_engine().set(rect=(0, room, 1, 1 - room))
-    figure.text(
-        0.1 / width,
-        0.06 / height,
-        "\n".join(wrapped),
-        fontsize=size,
-        color=GREY,
-        va="bottom",
-        ha="left",
-        linespacing=1.3,
-        gid="caption",
-    )
+    above = (0.06 + len(light) * _CAPTION_LINE) / height
+    for wrapped, y, colour, name in (
+        (light, 0.06 / height, GREY, "caption"),
+        (dark, above, ROOF_COLOUR, "warnings"),
+    ):
+        if wrapped:
+            figure.text(
+                0.1 / width,
+                y,
+                "\n".join(wrapped),
+                fontsize=_CAPTION_SIZE,
+                color=colour,
+                va="bottom",
+                ha="left",
+                linespacing=1.3,
+                gid=name,
+            )
 
 
-def _wrap(line: str, size: float, width: float) -> list[str]:
+def caption_room(lines: Iterable[str], width: float) -> float:
+    """Inches of height that `write_caption` takes for lines under a figure of that width."""
+    return len(_caption_lines(lines, width)) * _CAPTION_LINE + 0.1
+
+
+def _caption_lines(lines: Iterable[str], width: float) -> list[str]:
+    return [part for line in lines for part in wrap(line, _CAPTION_SIZE, 72 * (width - 0.2))]
+
+
+def wrap(line: str, size: float, width: float) -> list[str]:
     """Break a line at plain spaces so that no part is wider than `width` points."""
     font = FontProperties(size=size)
     parts: list[str] = []

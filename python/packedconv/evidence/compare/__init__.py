@@ -1,0 +1,1 @@
+"""Two sets of results side by side: what both have, ratios, and what else differs."""
