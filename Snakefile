@@ -904,6 +904,18 @@ rule claims:
         " --device {params.device} --out {output.csv} > {log} 2>&1"
 
 
+rule device:
+    """What `all` makes of this device alone, so that several can be measured in one folder."""
+    input:
+        [
+            trio(f"{FIGURES}/{DEVICE}/{figure}")
+            for figure in ("fig2", *PANEL_SCRIPTS, *EXPERIMENTS)
+        ],
+        [table(f"{FIGURES}/{DEVICE}/{name}") for name in GPU_TABLES],
+    message:
+        "The results and figures of {DEVICE} are there"
+
+
 rule steps:
     """Measured seconds of each step of table 5, from what Snakemake timed."""
     input:
@@ -1329,3 +1341,15 @@ rule claims_extended:
         "python {input.script} --paper {input.paper} --gap {input.gap}"
         " --utilisation {input.utilisation} --device {wildcards.device}"
         " --out {output.csv} > {log} 2>&1"
+
+
+# On a cluster (profiles/slurm) what measures or computes on the device is a job of its own, and
+# all else stays on the machine that runs Snakemake. Last, since it asks which rules there are.
+ON_DEVICE = {"check", "numerics"} | {
+    each.name
+    for each in workflow.rules
+    if each.resources.get("_cores") == MEASURE_THREADS
+}
+workflow.localrules(
+    *(each.name for each in workflow.rules if each.name not in ON_DEVICE)
+)

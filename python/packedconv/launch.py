@@ -92,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb = arguments[0]
     if verb == "test":
         return run_tests(arguments[1:])
+    if verb == "cluster":
+        from packedconv import cluster
+
+        return cluster.main(arguments[1:])
     if verb not in CONFIG_FILES:
         return run_snakemake(arguments)
     from packedconv import announce  # a pass-through call has no use for what it imports
