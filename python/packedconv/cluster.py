@@ -36,6 +36,8 @@ REASONS = re.compile(
     r"(sbatch: error: .*|SLURM-job '\d+' failed, SLURM status is: '\w+'|^error: .*"
     r"|^(?:Workflow|Lock|Missing|Ambiguous)\w*(?:Error|Exception).*)"
 )
+# A line that has the time alone: the log keeps it.
+TIME = re.compile(r"\[\w{3} \w{3} [\d: ]+\]\s*$")
 POLL_SECONDS = 30.0
 PREFIX_LENGTH = 50  # of a job's name, that the plugin allows
 
@@ -265,7 +267,8 @@ def _measure(job: Job, passed: Sequence[str]) -> None:
     with job.process, _watching(job), open(job.log, "a", encoding="utf-8") as log:
         for line in job.process.stdout or ():
             log.write(line)
-            job.say(line)
+            if not TIME.match(line):
+                job.say(line)
             reason = REASONS.search(line)
             if reason:
                 found[reason[0].strip().rstrip("'.")] = None

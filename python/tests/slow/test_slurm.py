@@ -30,7 +30,8 @@ devices:
   {SECOND}: {{partition: main, gres: "gpu:{GPU}:1"}}
   h200: {{partition: nowhere}}
 """
-# What needs the device, of what the target `device` makes on a CPU.
+# Calls of the command; and what needs the device, of what the target `device` makes on a CPU.
+STARTED: list[subprocess.Popen] = []
 ON_DEVICE = {"check", "ceilings", "bench"}
 
 
@@ -48,7 +49,7 @@ class ClusterCheckout(Checkout):
 
     def start_cluster(self, *arguments, log="cluster.out"):
         with open(self.folder / log, "w") as stream:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "packedconv.launch", "cluster", *arguments),
                     *("--slurm-init-seconds-before-status-checks", "2"),
@@ -60,6 +61,8 @@ class ClusterCheckout(Checkout):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        STARTED.append(process)
+        return process
 
     def call(self, *arguments):
         """Exit status and output of a call of cluster."""
@@ -84,6 +87,10 @@ def cluster(tmp_path_factory):
     started = VirtualSlurm(tmp_path_factory.mktemp("slurm"))
     yield started
     started.stop()
+    for process in STARTED:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @pytest.fixture(scope="module")
