@@ -33,8 +33,7 @@ PLUGIN = "snakemake_executor_plugin_slurm"
 SNAKEMAKE = (sys.executable, "-m", "snakemake")
 # What of a Snakemake's output says why it failed: Slurm's words, then those of our scripts.
 REASONS = re.compile(
-    r"(sbatch: error: .*|SLURM-job '\d+' failed, SLURM status is: '\w+'|^error: .*"
-    r"|^(?:Workflow|Lock|Missing|Ambiguous)\w*(?:Error|Exception).*)"
+    r"(sbatch: error: .*|SLURM-job '\d+' failed, SLURM status is: '\w+'|^error: .*)"
 )
 # A line that has the time alone: the log keeps it.
 TIME = re.compile(r"\[\w{3} \w{3} [\d: ]+\]\s*$")
@@ -275,7 +274,8 @@ def _measure(job: Job, passed: Sequence[str]) -> None:
     status = job.process.returncode
     job.seconds = time.monotonic() - started
     job.outcome = "failed" if status else "done"
-    job.reasons += [*found] if status else []
+    if status:
+        job.reasons += found or [f"{job.log} says why"]
 
 
 @contextlib.contextmanager

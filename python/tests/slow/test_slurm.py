@@ -84,13 +84,19 @@ def rule_of(job):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    # What ends the tests is to end the cluster and all that uses it, too.
+    before = signal.signal(signal.SIGTERM, stop)
     started = VirtualSlurm(tmp_path_factory.mktemp("slurm"))
     yield started
-    started.stop()
     for process in STARTED:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    started.stop()
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ Its own munge key, munged, slurmctld and one slurmd for each node. Needs root; t
 Slurm that is installed for real, and nothing outlives stop().
 """
 
+import ctypes
 import os
 import pathlib
 import shutil
@@ -124,6 +125,7 @@ class VirtualSlurm:
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         self.daemons.append(process)
 
@@ -172,6 +174,11 @@ class VirtualSlurm:
         said = self.ask("scontrol", "--oneliner", "show", "jobs").stdout
         lines = [line for line in said.splitlines() if line.startswith("JobId=")]
         return [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
+
+
+def _end_with_parent() -> None:
+    """A daemon gets SIGTERM when the process that started it dies, however that happens."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _free_ports(count: int) -> list[int]:
