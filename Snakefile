@@ -861,7 +861,7 @@ rule machine:
         results=lambda wildcards: behind(f"results/{wildcards.device}/{RUN}"),
         sources=[*PLOT_SOURCES, f"{PACKAGE}/run_folder.py"],
     output:
-        multiext(f"{FIGURES}/{{device}}/machine", csv=".csv", md=".md", tex=".tex"),
+        table_files(f"{FIGURES}/{{device}}/machine"),
     log:
         f"logs/{{device}}/{RUN}/machine.log",
     benchmark:
@@ -1030,6 +1030,18 @@ rule claims:
         " --device {params.device} --out {output.csv} > {log} 2>&1"
 
 
+rule device:
+    """What `all` makes of this device alone, so that several can be measured in one folder."""
+    input:
+        [
+            trio(f"{FIGURES}/{DEVICE}/{figure}")
+            for figure in ("fig2", *PANEL_SCRIPTS, *EXPERIMENTS)
+        ],
+        [table(f"{FIGURES}/{DEVICE}/{name}") for name in GPU_TABLES],
+    message:
+        "The results and figures of {DEVICE} are there"
+
+
 def compare_targets(wildcards):
     """Every file of the comparison that --config left= right= asks for."""
     folder = "figures/compare/" + "--".join(compared.asked(config, ROOT))
@@ -1076,10 +1088,10 @@ rule compare_figure:
         left=lambda wildcards: wildcards.left.replace(".", "/"),
         right=lambda wildcards: wildcards.right.replace(".", "/"),
     message:
-        "Rendering {output.out}"
+        "Rendering {output[0]}"
     shell:
         "python {input.script} --paper {input.paper} --left results/{params.left}"
-        " --right results/{params.right} {params.figure} --out {output.out} > {log} 2>&1"
+        " --right results/{params.right} {params.figure} --out {output[0]} > {log} 2>&1"
 
 
 use rule compare_figure as compare_table with:
@@ -1089,6 +1101,7 @@ use rule compare_figure as compare_table with:
             csv=".csv",
             md=".md",
             tex=".tex",
+            html=".html",
         ),
     log:
         "logs/compare/{left}--{right}/speedups.log",
@@ -1566,3 +1579,15 @@ rule claims_extended:
         "python {input.script} --paper {input.paper} --gap {input.gap}"
         " --utilisation {input.utilisation} --device {wildcards.device}"
         " --out {output.csv} > {log} 2>&1"
+
+
+# On a cluster (profiles/slurm) what measures or computes on the device is a job of its own, and
+# all else stays on the machine that runs Snakemake. Last, since it asks which rules there are.
+ON_DEVICE = {"check", "numerics"} | {
+    each.name
+    for each in workflow.rules
+    if each.resources.get("_cores") == MEASURE_THREADS
+}
+workflow.localrules(
+    *(each.name for each in workflow.rules if each.name not in ON_DEVICE)
+)

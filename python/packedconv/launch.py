@@ -128,11 +128,19 @@ def run_workflow(verb: str, arguments: Sequence[str]) -> int:
     return status
 
 
+def run_cluster(arguments: Sequence[str]) -> int:
+    """Measure devices of a cluster."""
+    from packedconv import cluster  # other verbs have no use for what it imports
+
+    return cluster.main(arguments)
+
+
 # What takes the arguments behind each verb; anything else is Snakemake's.
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "all": functools.partial(run_workflow, "all"),
     "smoke": functools.partial(run_workflow, "smoke"),
     "report": run_report,
+    "cluster": run_cluster,
     "test": run_tests,
 }
 
