@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 CONFIG_FILES = {"all": [], "smoke": ["config/smoke.yaml"]}
+SLOW_TESTS = "python/tests/slow"
 
 
 def snakemake_command(arguments: Sequence[str]) -> list[str]:
@@ -87,11 +88,20 @@ def run_tests(arguments: Sequence[str]) -> int:
     return run([sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadfile", *arguments])
 
 
+def run_slow(arguments: Sequence[str]) -> int:
+    """The slow suite: one test at a time, since it measures and takes whole machines."""
+    named = any(argument.startswith(SLOW_TESTS) for argument in arguments)
+    asked = [*([] if named else [SLOW_TESTS]), *arguments]
+    return run_snakemake(["build"]) or run([sys.executable, "-m", "pytest", *asked])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     verb = arguments[0]
     if verb == "test":
         return run_tests(arguments[1:])
+    if verb == "slow":
+        return run_slow(arguments[1:])
     if verb not in CONFIG_FILES:
         return run_snakemake(arguments)
     from packedconv import announce  # a pass-through call has no use for what it imports
