@@ -3,6 +3,7 @@
 build -> weights -> check -> bench -> collect -> figures, tables, claims, audit -> all
 """
 
+import atexit
 import glob
 import json
 import os
@@ -16,6 +17,7 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, os.path.join(workflow.basedir, "python"))
 
 from packedconv import config as configuration
+from packedconv import disk
 from packedconv import extended as beyond
 from packedconv.bench import mnn
 from packedconv.imports import imported_modules
@@ -34,6 +36,11 @@ for variable, folder in (
     given = os.environ.get(variable, "")
     if folder not in given.split(os.pathsep):
         os.environ[variable] = os.pathsep.join(filter(None, [folder, given]))
+
+# Caches of fonts stay in the checkout, also where there is no home to write to.
+os.environ.setdefault("MPLCONFIGDIR", str(ROOT / "build" / "matplotlib"))
+# On a full disk the log of a job may be empty, and Snakemake itself stop before its onerror.
+atexit.register(disk.say_full_disks, ROOT)
 
 try:
     SETTINGS = configuration.resolve(config, ROOT)
@@ -98,10 +105,10 @@ TABLE_SCRIPTS = {
 PACKAGE = "python/packedconv"
 MEASURE_MODULES = (
     "arguments autotune conv cpu cuda device files layer ops packed plan samples_file schedule"
-    " settings weights"
+    " seal settings weights"
 )
 PLOT_MODULES = (
-    "arguments device files layer roofline samples_file schedule settings weights"
+    "arguments device files layer roofline samples_file schedule seal settings weights"
 )
 # Of layers beside the paper's, and of those beside MNN: the paper's run knows none of them.
 LISTED_MODULES = "cpu_experiments cpu_steps experiment rotation rungs spread"
@@ -445,7 +452,8 @@ rule check:
         stamp=rules.build.output.stamp,
         sources=MEASURE_SOURCES,
     output:
-        f"{RESULTS}/check/{{layer}}.csv",
+        errors=f"{RESULTS}/check/{{layer}}.csv",
+        facts=f"{RESULTS}/check/{{layer}}.json",
     log:
         f"logs/{DEVICE}/{RUN}/check_{{layer}}.log",
     benchmark:
@@ -457,7 +465,8 @@ rule check:
         "Checking layer {wildcards.layer} against float64"
     shell:
         "python {input.script} --settings {input.settings} --layer {wildcards.layer}"
-        " --weights {input.weights} --stamp {input.stamp} --out {output} > {log} 2>&1"
+        " --weights {input.weights} --stamp {input.stamp}"
+        " --out {output.errors} --facts {output.facts} > {log} 2>&1"
 
 
 rule ceilings:
@@ -630,7 +639,8 @@ rule collect:
         script="scripts/collect.py",
         bench=expand(rules.bench.output.samples, layer=LAYERS),
         facts=expand(rules.bench.output.facts, layer=LAYERS),
-        checks=expand(rules.check.output, layer=LAYERS),
+        checks=expand(rules.check.output.errors, layer=LAYERS),
+        checks_facts=expand(rules.check.output.facts, layer=LAYERS),
         ceilings=rules.ceilings.output.ceilings,
         ceilings_facts=rules.ceilings.output.facts,
         sources=[*MEASURE_SOURCES, f"{PACKAGE}/collect.py", f"{PACKAGE}/roofline.py"],

@@ -39,6 +39,7 @@ DEVICE_SIDE = [
     "python/packedconv/script.py",
     "python/packedconv/settings.py",
     "python/packedconv/samples_file.py",
+    "python/packedconv/seal.py",
     "python/packedconv/bench/*.py",
     "scripts/stamp.py",
     "scripts/weights.py",

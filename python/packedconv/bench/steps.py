@@ -26,8 +26,10 @@ from packedconv.samples_file import (
     format_csv,
     read_text,
     text_sha256,
+    write_facts,
     write_text,
 )
+from packedconv.seal import is_intact
 from packedconv.settings import Settings, find_layer, settings_hash
 from packedconv.weights import (
     array_sha256,
@@ -48,11 +50,17 @@ Facts = typing.Dict[str, typing.Any]
 
 
 def check(
-    settings: Settings, layer_name: str, weights_path: str, stamp_path: str, out: str
+    settings: Settings,
+    layer_name: str,
+    weights_path: str,
+    stamp_path: str,
+    out: str,
+    facts_path: str,
 ) -> None:
-    """Check one layer and write its check file. Raises CheckError when an output is wrong.
+    """Check one layer and write its errors (`out`) and facts, the facts first.
 
-    Under the lock too, since its work would disturb a measurement.
+    Raises CheckError when an output is wrong. Under the lock too, since its work would disturb
+    a measurement.
     """
     stamp = load_stamp(stamp_path)
     layer = find_layer(settings, layer_name)
@@ -63,6 +71,7 @@ def check(
 
         from packedconv.bench.check import check_layer
         from packedconv.bench.contenders import reuse_memory
+        from packedconv.bench.machine import comparable_facts, machine_facts
 
         require_stamped_extension(stamp_path, stamp)
         reuse_memory()
@@ -74,13 +83,28 @@ def check(
             {sparsity: weights[sparsity_key(sparsity)] for sparsity in settings["sparsities"]},
             make_input(layer, settings["seed"], settings["inputs"]),
         )
+        comparable = comparable_facts()
         if device.kind == "cpu":
             rows = check_layer(*arguments)
         else:
             from packedconv.bench import gpu_check
 
-            rows = gpu_check.check_layer(_accelerator(device), *arguments)
-        write_text(out, format_csv(rows, ERROR_COLUMNS))
+            accelerator = _accelerator(device)
+            comparable.update(accelerator.comparable())
+            rows = gpu_check.check_layer(accelerator, *arguments)
+        text = format_csv(rows, ERROR_COLUMNS)
+        facts = {
+            "schema": SCHEMA,
+            "settings_hash": settings_hash(settings),
+            "stamp": stamp,
+            "weights_sha256": {key: array_sha256(weight) for key, weight in weights.items()},
+            "layer": dict(layer._asdict()),
+            "comparable": comparable,
+            "errors_sha256": text_sha256(text),
+            "machine": machine_facts(),
+        }
+        write_facts(facts_path, facts)
+        write_text(out, text)
 
 
 def ceilings(settings: Settings, stamp_path: str, out: str, facts_path: str) -> None:
@@ -117,7 +141,7 @@ def ceilings(settings: Settings, stamp_path: str, out: str, facts_path: str) -> 
             "after": after,
             "machine": machine_facts(),
         }
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(facts_path, facts)
         write_text(out, text)
         keep_in_archive([facts_path, out], facts["ceilings_sha256"])
 
@@ -179,7 +203,7 @@ def bench(
         facts = dict(identity, samples_sha256=text_sha256(samples), **facts)
         if facts.get("stopped"):
             raise DeviceError(facts["stopped"] + _keep_part(out, facts_path, samples, facts))
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(facts_path, facts)
         write_text(out, samples)
         keep_in_archive([facts_path, out], facts["samples_sha256"])
 
@@ -266,7 +290,7 @@ def _experiment(
             "rows_sha256": text_sha256(text),
         }
         facts.update(measurement.facts())
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(facts_path, facts)
         write_text(out, text)
         keep_in_archive([facts_path, out], facts["rows_sha256"])
 
@@ -317,7 +341,7 @@ def _keep_part(out: str, facts_path: str, samples: str, facts: Facts) -> str:
     try:
         for path in (kept, kept_facts):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_text(kept_facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(kept_facts, facts)
         write_text(kept, samples)
     except OSError as error:
         return f"; what had been timed could not be kept as {kept}: {error}"
@@ -343,7 +367,8 @@ def is_complete(out: str, facts_path: str, layer: Layer, identity: Facts) -> boo
     except ValueError:
         return False
     return (
-        facts.get("layer") == dict(layer._asdict())
+        is_intact(facts)
+        and facts.get("layer") == dict(layer._asdict())
         and all(facts.get(key) == value for key, value in identity.items())
         and facts.get("samples_sha256") == text_sha256(samples)
     )
