@@ -6,6 +6,7 @@ build -> weights -> check -> bench -> collect -> figures, tables, claims, audit 
 import atexit
 import glob
 import json
+import logging
 import os
 import pathlib
 import shlex
@@ -39,7 +40,11 @@ for variable, folder in (
 
 # Caches of fonts stay in the checkout, also where there is no home to write to.
 os.environ.setdefault("MPLCONFIGDIR", str(ROOT / "build" / "matplotlib"))
-# On a full disk the log of a job may be empty, and Snakemake itself stop before its onerror.
+# A full disk is said once: here, or at the end, when the logs of jobs may be empty and Snakemake
+# itself may have stopped. Its own complaints about its log file say nothing more.
+logging.raiseExceptions = False
+for sentence in disk.full_disks(ROOT):
+    raise WorkflowError(sentence)
 atexit.register(disk.say_full_disks, ROOT)
 
 try:
@@ -223,6 +228,22 @@ def results_option(folders):
     return f"--results {' '.join(folders)}" if folders else ""
 
 
+# What `all` asks for beside figures: Snakemake does not miss a file that only lies in between.
+MEASURED = (
+    []
+    if BROUGHT
+    else [
+        *measured(RESULTS),
+        *(f"{RESULTS}/ceilings.{suffix}" for suffix in ("csv", "json")),
+        *layer_files(RESULTS, "check", ("csv", "json")),
+        *layer_files(RESULTS, "bench", ("csv",)),
+        *(
+            path
+            for step in EXPERIMENTS
+            for path in layer_files(RESULTS, step, ("csv", "json"))
+        ),
+    ]
+)
 # Judged for real where results of the paper's device are at hand, by analogy on this one.
 CLAIM_RESULTS = list(
     dict.fromkeys(
@@ -362,6 +383,7 @@ wildcard_constraints:
 
 rule all:
     input:
+        MEASURED,
         [trio(f"{FIGURES}/{figure}") for figure in DRAWING_SCRIPTS],
         [
             trio(f"{FIGURES}/{figure}{panel}")
@@ -810,6 +832,7 @@ rule layers:
     """Both tables of layers, which `all` does not make."""
     input:
         [table(f"{FIGURES}/{DEVICE}/{name}") for name in ("layers", "layers_cold")],
+        [listed_samples(RESULTS, name) for name in ("layers", "layers_cold")],
     message:
         "The tables of layers are there"
 
@@ -1012,6 +1035,7 @@ rule peers:
     """Beside MNN, the open peer with sparse convolution on CPUs."""
     input:
         table(f"{FIGURES}/{DEVICE}/peers"),
+        listed_samples(RESULTS, "peers"),
     message:
         "The comparison with MNN is there"
 
@@ -1069,6 +1093,7 @@ rule extended:
     """Every experiment beyond the paper, on a CPU only; `all` does not make them."""
     input:
         [trio(f"{FIGURES}/{DEVICE}/{name}") for name in beyond.EXPERIMENTS],
+        [listed_samples(RESULTS, name) for name in beyond.EXPERIMENTS],
         trio(f"{FIGURES}/{DEVICE}/numerics"),
         table(f"{FIGURES}/{DEVICE}/digits"),
         table(f"{FIGURES}/{DEVICE}/claims_extended"),

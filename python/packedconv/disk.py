@@ -5,7 +5,7 @@ import sys
 import tempfile
 
 # Less than the files of one step may need: a step that ran out of space has removed its own.
-LEAST_MB = 20
+LEAST_MB = 10
 # Where a run writes, in the checkout; any of them may be a disk of its own.
 FOLDERS = (".", ".snakemake", "results", "figures", "logs", "build")
 

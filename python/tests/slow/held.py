@@ -4,12 +4,13 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import zipfile
 from typing import NamedTuple
 
 import yaml
-from checkout import Checkout, wait_for
+from checkout import RUN, Checkout, wait_for
 
 # Loaded by every Python of the workflow. The script that is named stops before it gives a file of
 # the checkout its final name, when everything is written under a temporary one.
@@ -53,8 +54,13 @@ class Hold:
             "HELD_FILE": str(file),
         }
 
-    def start(self, checkout: Checkout, *arguments: str, log: str = "run.log") -> subprocess.Popen:
-        """The workflow, in a process group of its own, once the script is held."""
+    def start(
+        self, checkout: Checkout, *arguments: str, log: str | pathlib.Path = "run.log"
+    ) -> subprocess.Popen:
+        """The workflow, in a process group of its own, once the script is held.
+
+        log: what it prints; by a relative path in the checkout.
+        """
         with open(checkout.folder / log, "w") as stream:
             process = subprocess.Popen(
                 checkout.command(*arguments),
@@ -138,3 +144,32 @@ def small_extended(checkout: Checkout) -> None:
         layers=[{"name": "t", "panel": "a", **layer}],
     )
     path.write_text(yaml.safe_dump(content))
+
+
+def copy_of(checkout: Checkout, folder: pathlib.Path) -> Checkout:
+    """The same checkout in another folder, with its results; nothing in it is out of date."""
+    shutil.copytree(checkout.folder, folder, symlinks=True, dirs_exist_ok=True)
+    copied = Checkout.__new__(Checkout)
+    copied.folder, copied.config = folder, folder / "tiny.yaml"
+    copied.layers = folder / "config" / "tiny_layers.yaml"
+    return copied
+
+
+# Of `all` what depends on a measurement, and what is measured.
+TARGETS = [
+    *(f"figures/{RUN}/cpu/fig{number}.pdf" for number in (2, 5, 6, 7, 8)),
+    f"figures/{RUN}/claims.csv",
+    *(
+        f"results/cpu/{RUN}/{name}"
+        for name in (
+            *("settings.json", "samples.csv", "errors.csv", "peaks.json"),
+            *("ceilings.csv", "ceilings.json"),
+            *(
+                f"{step}/{layer}.{suffix}"
+                for step in ("check", "bench")
+                for layer in ("oc8", "oc12")
+                for suffix in ("csv", "json")
+            ),
+        )
+    ),
+]
