@@ -3,8 +3,10 @@
 build -> weights -> check -> bench -> collect -> figures, tables, claims, audit -> all
 """
 
+import atexit
 import glob
 import json
+import logging
 import os
 import pathlib
 import shlex
@@ -17,6 +19,7 @@ sys.path.insert(0, os.path.join(workflow.basedir, "python"))
 
 from packedconv import compared
 from packedconv import config as configuration
+from packedconv import disk
 from packedconv import extended as beyond
 from packedconv import imported
 from packedconv.bench import mnn
@@ -37,6 +40,15 @@ for variable, folder in (
     given = os.environ.get(variable, "")
     if folder not in given.split(os.pathsep):
         os.environ[variable] = os.pathsep.join(filter(None, [folder, given]))
+
+# Caches of fonts stay in the checkout, also where there is no home to write to.
+os.environ.setdefault("MPLCONFIGDIR", str(ROOT / "build" / "matplotlib"))
+# A full disk is said once: here, or at the end, when the logs of jobs may be empty and Snakemake
+# itself may have stopped. Its own complaints about its log file say nothing more.
+logging.raiseExceptions = False
+for sentence in disk.full_disks(ROOT):
+    raise WorkflowError(sentence)
+atexit.register(disk.say_full_disks, ROOT)
 
 try:
     # An imported run has the settings it was measured with, and is only read.
@@ -105,10 +117,10 @@ TABLE_SCRIPTS = {
 PACKAGE = "python/packedconv"
 MEASURE_MODULES = (
     "arguments autotune conv cpu cuda device files layer ops packed plan samples_file schedule"
-    " settings weights"
+    " seal settings weights"
 )
 PLOT_MODULES = (
-    "arguments device files layer roofline samples_file schedule settings weights"
+    "arguments device files layer roofline samples_file schedule seal settings weights"
 )
 # Of layers beside the paper's, and of those beside MNN: the paper's run knows none of them.
 LISTED_MODULES = "cpu_experiments cpu_steps experiment rotation rungs spread"
@@ -280,6 +292,22 @@ def results_option(folders):
     return f"--results {' '.join(folders)}" if folders else ""
 
 
+# What `all` asks for beside figures: Snakemake does not miss a file that only lies in between.
+MEASURED = (
+    []
+    if BROUGHT
+    else [
+        *measured(RESULTS),
+        *(f"{RESULTS}/ceilings.{suffix}" for suffix in ("csv", "json")),
+        *layer_files(RESULTS, "check", ("csv", "json")),
+        *layer_files(RESULTS, "bench", ("csv",)),
+        *(
+            path
+            for step in EXPERIMENTS
+            for path in layer_files(RESULTS, step, ("csv", "json"))
+        ),
+    ]
+)
 # Judged for real where results of the paper's device are at hand, by analogy on this one.
 CLAIM_RESULTS = list(
     dict.fromkeys(
@@ -438,6 +466,7 @@ report: "docs/report/workflow.rst"
 
 rule all:
     input:
+        MEASURED,
         [trio(f"{FIGURES}/{figure}") for figure in DRAWING_SCRIPTS],
         [
             trio(f"{FIGURES}/{figure}{panel}")
@@ -562,7 +591,8 @@ rule check:
         "Checking layer {wildcards.layer} against float64"
     shell:
         "python {input.script} --settings {input.settings} --layer {wildcards.layer}"
-        " --weights {input.weights} --stamp {input.stamp} --out {output.errors} > {log} 2>&1"
+        " --weights {input.weights} --stamp {input.stamp}"
+        " --out {output.errors} --facts {output.facts} > {log} 2>&1"
 
 
 rule ceilings:
@@ -736,6 +766,7 @@ rule collect:
         bench=expand(rules.bench.output.samples, layer=LAYERS),
         facts=expand(rules.bench.output.facts, layer=LAYERS),
         checks=expand(rules.check.output.errors, layer=LAYERS),
+        checks_facts=expand(rules.check.output.facts, layer=LAYERS),
         ceilings=rules.ceilings.output.ceilings,
         ceilings_facts=rules.ceilings.output.facts,
         sources=[*MEASURE_SOURCES, f"{PACKAGE}/collect.py", f"{PACKAGE}/roofline.py"],
@@ -925,6 +956,7 @@ rule layers:
     """Both tables of layers, which `all` does not make."""
     input:
         [table(f"{FIGURES}/{DEVICE}/{name}") for name in ("layers", "layers_cold")],
+        [listed_samples(RESULTS, name) for name in ("layers", "layers_cold")],
     message:
         "The tables of layers are there"
 
@@ -1260,6 +1292,7 @@ rule peers:
     """Beside MNN, the open peer with sparse convolution on CPUs."""
     input:
         table(f"{FIGURES}/{DEVICE}/peers"),
+        listed_samples(RESULTS, "peers"),
     message:
         "The comparison with MNN is there"
 
@@ -1317,6 +1350,7 @@ rule extended:
     """Every experiment beyond the paper, on a CPU only; `all` does not make them."""
     input:
         [trio(f"{FIGURES}/{DEVICE}/{name}") for name in beyond.EXPERIMENTS],
+        [listed_samples(RESULTS, name) for name in beyond.EXPERIMENTS],
         trio(f"{FIGURES}/{DEVICE}/numerics"),
         table(f"{FIGURES}/{DEVICE}/digits"),
         table(f"{FIGURES}/{DEVICE}/claims_extended"),

@@ -43,6 +43,7 @@ DEVICE_SIDE = [
     "python/packedconv/remote_agent.py",
     "python/packedconv/settings.py",
     "python/packedconv/samples_file.py",
+    "python/packedconv/seal.py",
     "python/packedconv/bench/*.py",
     "python/packedconv/doctor/findings.py",
     "python/packedconv/doctor/gpu.py",

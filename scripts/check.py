@@ -9,7 +9,8 @@ def main() -> None:
     parser = layer_parser(__doc__)
     parser.add_argument("--weights", required=True, help="weights file of the layer, .npz")
     parser.add_argument("--stamp", required=True, help="stamp of the built extension, .json")
-    parser.add_argument("--out", required=True, help="errors to write, .csv; facts beside it")
+    parser.add_argument("--out", required=True, help="errors to write, .csv")
+    parser.add_argument("--facts", required=True, help="facts to write, .json")
     options = parser.parse_args()
     check(
         load_settings(options.settings),
@@ -17,6 +18,7 @@ def main() -> None:
         options.weights,
         options.stamp,
         options.out,
+        options.facts,
     )
 
 

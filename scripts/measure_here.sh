@@ -60,7 +60,7 @@ for layer in $layers; do
         say "checking $layer against float64"
         "$python" scripts/check.py --settings "$settings" --layer "$layer" \
             --weights "$results/weights/$layer.npz" --stamp "$stamp" \
-            --out "$results/check/$layer.csv"
+            --out "$results/check/$layer.csv" --facts "$results/check/$layer.json"
     fi
 done
 if outdated "$results/ceilings.csv"; then

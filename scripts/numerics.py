@@ -7,7 +7,7 @@ from packedconv.bench.extended.numerics_rows import COLUMNS
 from packedconv.bench.lock import measurement_lock
 from packedconv.bench.steps import SCHEMA, load_stamp, require_stamped_extension, thread_count
 from packedconv.device import require
-from packedconv.samples_file import format_csv, text_sha256, write_text
+from packedconv.samples_file import format_csv, text_sha256, write_facts, write_text
 from packedconv.script import experiment_parser, run
 from packedconv.settings import load_settings, settings_hash
 
@@ -39,7 +39,7 @@ def main() -> None:
             "machine": machine_facts(),
             "rows_sha256": text_sha256(text),
         }
-        write_text(options.facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(options.facts, facts)
         write_text(options.out, text)
 
 

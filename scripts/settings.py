@@ -4,6 +4,7 @@
 import argparse
 
 from packedconv.files import atomic_write
+from packedconv.script import run
 
 
 def main() -> None:
@@ -16,4 +17,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

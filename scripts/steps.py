@@ -7,6 +7,7 @@ import json
 import pathlib
 
 from packedconv.files import atomic_write
+from packedconv.script import run
 
 
 def benchmark_seconds(paths: list[pathlib.Path]) -> float:
@@ -41,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import statistics
 import sys
 import typing
@@ -21,6 +22,7 @@ from packedconv.samples_file import (
     write_text,
 )
 from packedconv.script import CheckError
+from packedconv.seal import require_intact, sealed_text
 from packedconv.weights import sparsity_key
 
 # A machine whose peak during a layer's rounds falls below this share of its best was busy.
@@ -56,6 +58,8 @@ def collect(
     """
     samples = [row for path in bench_paths for row in read_rows(path, SAMPLE_COLUMNS)]
     facts = load_facts(facts_paths, bench_paths)
+    for path in check_paths:
+        _require_checked(path)
     errors = [row for path in check_paths for row in read_rows(path, ERROR_COLUMNS)]
     ceilings = read_rows(ceilings_path, CEILING_COLUMNS)
     content = load_ceilings_facts(ceilings_path, ceilings_facts_path)
@@ -85,9 +89,17 @@ def collect(
             file=sys.stderr,
         )
 
-    write_text(errors_out, format_csv(errors, ERROR_COLUMNS))
-    write_text(peaks_out, json.dumps(peaks, indent=1, sort_keys=True) + "\n")
-    write_text(samples_out, format_csv(samples, SAMPLE_COLUMNS))
+    texts = {
+        errors_out: format_csv(errors, ERROR_COLUMNS),
+        samples_out: format_csv(samples, SAMPLE_COLUMNS),
+    }
+    # What is rendered from these files must be what was collected.
+    peaks["files_sha256"] = {
+        os.path.basename(path): text_sha256(text) for path, text in texts.items()
+    }
+    write_text(peaks_out, sealed_text(peaks))
+    for path, text in texts.items():
+        write_text(path, text)
 
 
 def load_facts(
@@ -113,6 +125,7 @@ def load_facts(
             name, digest = content["layer"]["name"], content["samples_sha256"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: not a facts file ({error}); {_MEASURE_AGAIN}") from error
+        require_intact(path, content, _MEASURE_AGAIN)
         if digest != text_sha256(read_text(bench_path) or ""):
             raise ValueError(
                 f"{bench_path}: expected the samples that {path} belongs to; {_MEASURE_AGAIN}"
@@ -130,13 +143,37 @@ def load_facts(
 
 def load_ceilings_facts(ceilings_path: str, ceilings_facts_path: str) -> Facts:
     """The facts of the ceilings. Raises ValueError where they belong to others."""
-    content = json.loads(read_text(ceilings_facts_path) or "{}")
+    again = "delete it and measure the ceilings again"
+    try:
+        content = json.loads(read_text(ceilings_facts_path) or "{}")
+    except ValueError as error:
+        raise ValueError(f"{ceilings_facts_path}: not JSON ({error}); {again}") from error
+    require_intact(ceilings_facts_path, content, again)
     if content.get("ceilings_sha256") != text_sha256(read_text(ceilings_path) or ""):
         raise ValueError(
-            f"{ceilings_path}: expected the ceilings that {ceilings_facts_path} belongs to; "
-            "delete it and measure the ceilings again"
+            f"{ceilings_path}: expected the ceilings that {ceilings_facts_path} belongs to; {again}"
         )
     return content
+
+
+def _require_checked(path: str) -> None:
+    """Raise ValueError where the facts beside a check file belong to other errors.
+
+    An earlier version wrote none.
+    """
+    facts_path = f"{os.path.splitext(path)[0]}.json"
+    text = read_text(facts_path)
+    if text is None:
+        return
+    again = "delete it and check the layer again"
+    try:
+        facts = json.loads(text)
+        digest = facts["errors_sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{facts_path}: not a facts file ({error}); {again}") from error
+    require_intact(facts_path, facts, again)
+    if digest != text_sha256(read_text(path) or ""):
+        raise ValueError(f"{path}: expected the errors that {facts_path} belongs to; {again}")
 
 
 def _require_same_machine(

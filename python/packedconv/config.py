@@ -258,10 +258,16 @@ def check_stored_settings(settings: dict, path: pathlib.Path) -> None:
     A run's results belong to one set of settings; measuring others under its name would
     overwrite them.
     """
-    if not path.exists() or path.read_text(encoding="utf-8") == settings_text(settings):
+    if not path.exists() or path.read_bytes() == settings_text(settings).encode("utf-8"):
         return
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    changed = sorted(key for key in settings if stored.get(key) != settings[key])
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        changed = sorted(key for key in settings if stored.get(key) != settings[key])
+    except (ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: expected the settings of a run as JSON, got {error}; delete this file and "
+            "run again: it is written anew, and what was measured is kept"
+        ) from error
     raise ValueError(
         f"run: {path.parent} was measured with another {', '.join(changed) or 'format'}; "
         "name another run (--config run=NAME) or move that folder away"

@@ -11,7 +11,8 @@ def atomic_write(path: str) -> typing.Iterator[str]:
     """Yield a temporary name beside `path`, renamed to `path` when the block succeeds.
 
     The temporary name keeps the suffix, which some writers read the format from.
-    When the block raises, the temporary file is removed and `path` is left as it was.
+    When the block raises, the temporary file is removed and `path` is left as it was; an OSError
+    that names no file then names `path`.
     """
     path = os.fspath(path)
     folder = os.path.dirname(os.path.abspath(path))
@@ -26,7 +27,10 @@ def atomic_write(path: str) -> typing.Iterator[str]:
     try:
         yield temporary
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         if os.path.exists(temporary):
             os.unlink(temporary)
+        # A failed write does not say of which file: on a full disk, the one thing to know.
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = path
         raise

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 CONFIG_FILES = {"all": [], "smoke": ["config/smoke.yaml"]}
+SLOW_TESTS = "python/tests/slow"
 
 
 def snakemake_command(arguments: Sequence[str]) -> list[str]:
@@ -112,6 +113,13 @@ def run_tests(arguments: Sequence[str]) -> int:
     return run([sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadfile", *arguments])
 
 
+def run_slow(arguments: Sequence[str]) -> int:
+    """The slow suite: one test at a time, since it measures and takes whole machines."""
+    named = any(argument.startswith(SLOW_TESTS) for argument in arguments)
+    asked = [*([] if named else [SLOW_TESTS]), *arguments]
+    return run_snakemake(["build"]) or run([sys.executable, "-m", "pytest", *asked])
+
+
 def run_workflow(verb: str, arguments: Sequence[str]) -> int:
     """Say what a run will do, run it, and say where to look."""
     from packedconv import announce  # other verbs have no use for what it imports
@@ -142,6 +150,7 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "report": run_report,
     "cluster": run_cluster,
     "test": run_tests,
+    "slow": run_slow,
 }
 
 

@@ -6,6 +6,7 @@ import io
 import typing
 
 from packedconv.files import atomic_write
+from packedconv.seal import sealed_text
 
 SAMPLE_COLUMNS = (
     "device",
@@ -72,6 +73,8 @@ IMPLEMENTATIONS = (
     "dense_channels_last",
 )
 
+_MAKE_AGAIN = "delete it and make it again"
+
 Row = typing.Mapping[str, typing.Any]
 
 
@@ -91,24 +94,35 @@ def write_text(path: str, text: str) -> None:
         stream.write(text)
 
 
+def write_facts(path: str, facts: typing.Mapping[str, typing.Any]) -> None:
+    """Write facts as JSON that holds its own digest (packedconv.seal)."""
+    write_text(path, sealed_text(facts))
+
+
 def read_rows(path: str, columns: typing.Sequence[str]) -> typing.List[typing.Dict[str, str]]:
     """Rows of a CSV file as text.
 
-    Raises ValueError that names the file when its columns differ or a row is cut.
+    Raises ValueError that names the file when its columns differ, a row is cut or it is no text.
     """
+    try:
+        return _read_rows(path, columns)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: expected CSV, got {error}; {_MAKE_AGAIN}") from error
+
+
+def _read_rows(path: str, columns: typing.Sequence[str]) -> typing.List[typing.Dict[str, str]]:
     with open(path, encoding="utf-8", newline="") as stream:
         reader = csv.DictReader(stream)
         if reader.fieldnames != list(columns):
             raise ValueError(
                 f"{path}: expected the columns {', '.join(columns)}, "
-                f"got {', '.join(reader.fieldnames or ['none'])}; delete it and make it again"
+                f"got {', '.join(reader.fieldnames or ['none'])}; {_MAKE_AGAIN}"
             )
         rows = []
         for number, row in enumerate(reader, start=2):
             if None in row or None in row.values():
                 raise ValueError(
-                    f"{path}, line {number}: expected {len(columns)} fields; "
-                    "delete it and make it again"
+                    f"{path}, line {number}: expected {len(columns)} fields; {_MAKE_AGAIN}"
                 )
             rows.append(dict(row))
     return rows
@@ -120,9 +134,11 @@ def text_sha256(text: str) -> str:
 
 
 def read_text(path: str) -> typing.Optional[str]:
-    """A file's text, or None when there is none."""
+    """A file's text, or None when there is none. Raises ValueError when it is no text."""
     try:
         with open(path, encoding="utf-8", newline="") as stream:
             return stream.read()
     except FileNotFoundError:
         return None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text, got {error}; {_MAKE_AGAIN}") from error

@@ -83,7 +83,8 @@ def run(main: typing.Callable[[], None]) -> None:
     except (CheckError, DeviceError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")
     except OSError as error:
-        hint = "; free some space and run again" if error.errno == errno.ENOSPC else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "; free some space and run again" if full else ""
         sys.exit(f"error: {error}{hint}")
     except RuntimeError as error:
         # How torch says that memory ran out.

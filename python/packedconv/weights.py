@@ -248,7 +248,10 @@ def load_weights(
                     raise ValueError(f"no array {key!r}; it holds {archive.files}")
                 weights[key] = archive[key]
                 _check_weight(weights[key], key, layer, sparsity)
-    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+    except (FileNotFoundError, PermissionError, MemoryError):
+        raise
+    # Of a spoiled file zipfile and numpy raise whatever comes: a flipped bit may say "encrypted".
+    except Exception as error:
         raise ValueError(f"weights file {path}: {error}; delete it and make it again") from error
     return weights
 

@@ -1,6 +1,9 @@
 import hypothesis
 import pytest
 
+# Run by `scripts/artifact slow` alone.
+collect_ignore = ["slow"]
+
 # The same examples on every machine and no files written beside the sources.
 hypothesis.settings.register_profile(
     "packedconv", deadline=None, derandomize=True, database=None, max_examples=60

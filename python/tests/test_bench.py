@@ -25,7 +25,14 @@ from packedconv.bench.contenders import Contender
 from packedconv.device import DeviceError
 from packedconv.layer import Layer, nonzero_count
 from packedconv.roofline import border_exact_flops
-from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS, format_csv, read_rows
+from packedconv.samples_file import (
+    ERROR_COLUMNS,
+    SAMPLE_COLUMNS,
+    format_csv,
+    read_rows,
+    text_sha256,
+)
+from packedconv.seal import is_intact
 from packedconv.settings import (
     contenders_of,
     find_layer,
@@ -423,6 +430,12 @@ class TestCeilings:
         assert peak_flops(2, 0.01) == 9.0
         assert time.perf_counter() >= begin + 0.01
 
+    def test_a_peak_is_never_nothing(self, monkeypatch):
+        """On a busy machine threads may start when a burst is over already."""
+        found = iter([0.0, 0.0, 0.0, 3.0, 9.0])
+        monkeypatch.setattr(_core, "fma_peak", lambda threads, seconds: next(found))
+        assert peak_flops(2, 0.0) == 3.0
+
     def test_copied_arrays_leave_the_caches_and_fit_into_memory(self, monkeypatch):
         module = "packedconv.bench.ceilings."
         monkeypatch.setattr(module + "largest_cache_bytes", lambda: 2**28)
@@ -666,14 +679,21 @@ class TestScripts:
         assert (files / "w.npz").read_bytes() == (files / "oc8.npz").read_bytes()
         assert json.loads((files / "w.json").read_text())["seed"] == 1
         arguments = ["--weights", str(files / "w.npz"), "--out", str(files / "c.csv")]
-        arguments += ["--stamp", str(files / "stamp.json")]
+        arguments += ["--stamp", str(files / "stamp.json"), "--facts", str(files / "c.json")]
         assert run_script("check.py", files, *arguments) == (0, "")
         assert len(read_rows(str(files / "c.csv"), ERROR_COLUMNS)) == 8
+        facts = json.loads((files / "c.json").read_text())
+        assert facts["errors_sha256"] == text_sha256((files / "c.csv").read_text())
+        assert facts["stamp"] == json.loads((files / "stamp.json").read_text())
+        manifest = json.loads((files / "w.json").read_text())["sparsities"]
+        assert facts["weights_sha256"] == {key: one["sha256"] for key, one in manifest.items()}
+        assert "cpu" in facts["machine"]
+        assert is_intact(facts)
 
     def test_check_refuses_another_extension(self, files):
         (files / "stamp.json").write_text(json.dumps({"sha256": "0"}))
         arguments = ["--weights", str(files / "oc8.npz"), "--out", str(files / "c.csv")]
-        arguments += ["--stamp", str(files / "stamp.json")]
+        arguments += ["--stamp", str(files / "stamp.json"), "--facts", str(files / "c.json")]
         status, messages = run_script("check.py", files, *arguments)
         assert (status, messages[:12]) == (1, "error: stamp")
         assert not (files / "c.csv").exists()

@@ -130,7 +130,7 @@ class Run:
         return self.settings, "oc8", self.path("weights/oc8.npz"), self.path("stamp.json")
 
     def check(self):
-        steps.check(*self.inputs(), self.path("check/oc8.csv"))
+        steps.check(*self.inputs(), self.path("check/oc8.csv"), self.path("check/oc8.json"))
 
     def ceilings(self):
         out = self.path("ceilings.csv"), self.path("ceilings.json")

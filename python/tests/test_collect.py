@@ -17,6 +17,7 @@ from packedconv.samples_file import (
     text_sha256,
 )
 from packedconv.script import CheckError
+from packedconv.seal import is_intact, sealed_text
 
 LAYERS = [Layer("oc4", 1, 2, 4, 8, 8), Layer("oc6", 1, 2, 6, 8, 8)]
 # 7 and 10 nonzeros of 72 and 108 weights, at one kernel position each.
@@ -161,6 +162,12 @@ def test_layers_are_put_together_unchanged(run):
 def test_peaks_are_of_the_runs_threads_and_bursts_count(run, capsys):
     run.collect()
     peaks = json.loads((run.folder / "out" / "peaks.json").read_text())
+    assert is_intact(peaks)
+    del peaks["content_sha256"]
+    assert peaks.pop("files_sha256") == {
+        name: text_sha256((run.folder / "out" / name).read_text())
+        for name in ("samples.csv", "errors.csv")
+    }
     assert peaks == {
         "peak_flops": PEAK,
         "bandwidth": 4e9,
@@ -389,3 +396,62 @@ class TestGpu:
             facts["stated"]["peak_flops"] = None
         self.take(run, "sparse", 1e-9)
         run.collect()
+
+
+# Files that changed after they were written.
+
+
+def seal(run, name, content):
+    (run.folder / name).write_text(sealed_text(content))
+
+
+def collect_written(run):
+    run.write, written = (lambda: None), run.write
+    try:
+        run.collect()
+    finally:
+        run.write = written
+
+
+def test_facts_that_changed_since_are_refused(run):
+    run.write()
+    path = run.folder / "oc6.json"
+    seal(run, "oc6.json", json.loads(path.read_text()))
+    collect_written(run)
+    text = path.read_text()
+    path.write_text(text.replace("900000000.0", "800000000.0"))
+    assert path.read_text() != text
+    with pytest.raises(
+        ValueError, match=r"oc6\.json: expected what was written.*measure the layer"
+    ):
+        collect_written(run)
+
+
+def test_facts_of_ceilings_that_changed_since_are_refused(run):
+    run.write()
+    path = run.folder / "ceilings.json"
+    seal(run, "ceilings.json", json.loads(path.read_text()))
+    collect_written(run)
+    path.write_text(path.read_text().replace('"x"', '"z"'))
+    with pytest.raises(
+        ValueError, match=r"ceilings\.json: expected what was written.*ceilings again"
+    ):
+        collect_written(run)
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(ValueError, match=r"ceilings\.json: not JSON .*measure the ceilings again"):
+        collect_written(run)
+
+
+def test_errors_that_changed_since_are_refused(run):
+    run.write()
+    path = run.folder / "oc4_check.csv"
+    seal(run, "oc4_check.json", {"errors_sha256": text_sha256(path.read_text())})
+    collect_written(run)
+    path.write_text(path.read_text().replace("1e-07", "1e-08"))
+    again = "delete it and check the layer again"
+    with pytest.raises(ValueError, match=rf"oc4_check\.csv: expected the errors that .*; {again}"):
+        collect_written(run)
+    for text in ("[]", '{"errors_sha'):
+        (run.folder / "oc4_check.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"oc4_check\.json: not a facts file .*; {again}"):
+            collect_written(run)

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +10,9 @@ from synthetic import read_csv, write_csv, write_results
 
 from packedconv.config import load_yaml, validate
 from packedconv.evidence.samples import Results, layers, load_errors, load_peaks, load_samples
-from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
+from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS, text_sha256
+from packedconv.seal import sealed_text
+from packedconv.settings import load_settings, settings_hash
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"sparsities": (0.90, 0.98), "rounds": 2, "executions": 2}
@@ -194,3 +197,47 @@ def test_broken_peaks_are_named(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match=r"peaks\.json"):
         load_peaks(path)
+
+
+# Files that changed after they were collected.
+
+
+@pytest.fixture
+def collected(folder):
+    """Results that know what was collected, as collect.py writes them."""
+    peaks = json.loads((folder / "peaks.json").read_text())
+    peaks["files_sha256"] = {
+        name: text_sha256((folder / name).read_text()) for name in ("samples.csv", "errors.csv")
+    }
+    (folder / "peaks.json").write_text(sealed_text(peaks))
+    digest = settings_hash(load_settings(str(folder / "settings.json")))
+    for path in (folder / "bench").glob("*.json"):
+        facts = json.loads(path.read_text())
+        path.write_text(sealed_text({**facts, "settings_hash": digest}))
+    Results.load(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        # Still a whole file with sound values.
+        ("samples.csv", r"(\.\d*?)[1-8](\d*\n)", r"\g<1>9\2"),
+        ("errors.csv", r"(\.\d*?)[1-8](\d*e-)", r"\g<1>9\2"),
+        ("peaks.json", "200000000000", "300000000000"),
+        ("bench/oc48.json", "200000000000", "300000000000"),
+        ("bench/oc48.json", '"cores": 2', '"cores": 4'),
+        ("settings.json", '"seed": 1', '"seed": 2'),
+    ],
+)
+def test_a_changed_digit_is_never_rendered(collected, name, old, new):
+    path = collected / name
+    text = path.read_text()
+    changed = re.sub(old, new, text, count=1)
+    assert len(changed) == len(text)
+    assert changed != text
+    path.write_text(changed)
+    with pytest.raises(ValueError, match=re.escape(name) + ".*delete it and run again"):
+        Results.load(collected)
+    path.write_text(text)
+    Results.load(collected)

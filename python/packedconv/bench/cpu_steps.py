@@ -1,6 +1,5 @@
 """The steps of layers beside the paper's, on a CPU, one at a time: layers and ladder."""
 
-import json
 import os
 import typing
 
@@ -16,7 +15,13 @@ from packedconv.bench.steps import (
     warn_of_faults,
 )
 from packedconv.device import DeviceError, require
-from packedconv.samples_file import EXPERIMENT_COLUMNS, format_csv, text_sha256, write_text
+from packedconv.samples_file import (
+    EXPERIMENT_COLUMNS,
+    format_csv,
+    text_sha256,
+    write_facts,
+    write_text,
+)
 from packedconv.script import experiment_parser, run
 from packedconv.settings import Settings, load_settings, settings_hash
 
@@ -123,7 +128,7 @@ def write_measured(
         text = format_csv(rows, EXPERIMENT_COLUMNS)
         facts["samples_sha256"] = text_sha256(text)
         os.makedirs(os.path.dirname(os.path.abspath(facts_path)), exist_ok=True)
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(facts_path, facts)
         write_text(out, text)
         keep_in_archive([facts_path, out], facts["samples_sha256"])
 

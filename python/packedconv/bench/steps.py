@@ -26,8 +26,10 @@ from packedconv.samples_file import (
     format_csv,
     read_text,
     text_sha256,
+    write_facts,
     write_text,
 )
+from packedconv.seal import is_intact
 from packedconv.settings import Settings, find_layer, settings_hash
 from packedconv.weights import (
     array_sha256,
@@ -48,9 +50,14 @@ Facts = typing.Dict[str, typing.Any]
 
 
 def check(
-    settings: Settings, layer_name: str, weights_path: str, stamp_path: str, out: str
+    settings: Settings,
+    layer_name: str,
+    weights_path: str,
+    stamp_path: str,
+    out: str,
+    facts_path: str,
 ) -> None:
-    """Check one layer and write its check file (`out`, .csv), the facts beside it (.json) first.
+    """Check one layer and write its errors (`out`) and facts, the facts first.
 
     Under the lock too, since its work would disturb a measurement. Raises CheckError when an
     output is wrong.
@@ -77,6 +84,7 @@ def check(
             {sparsity: weights[sparsity_key(sparsity)] for sparsity in settings["sparsities"]},
             make_input(layer, settings["seed"], settings["inputs"]),
         )
+        comparable = comparable_facts()
         if device.kind == "cpu":
             rows = check_layer(*arguments)
         else:
@@ -92,12 +100,13 @@ def check(
             "run": settings["run"],
             "settings_hash": settings_hash(settings),
             "stamp": stamp,
+            "weights_sha256": {key: array_sha256(weight) for key, weight in weights.items()},
+            "layer": dict(layer._asdict()),
             "comparable": comparable,
-            "machine": machine_facts(),
             "errors_sha256": text_sha256(text),
+            "machine": machine_facts(),
         }
-        facts_path = os.path.splitext(out)[0] + ".json"
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(facts_path, facts)
         write_text(out, text)
 
 
@@ -135,7 +144,7 @@ def ceilings(settings: Settings, stamp_path: str, out: str, facts_path: str) -> 
             "after": after,
             "machine": machine_facts(),
         }
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(facts_path, facts)
         write_text(out, text)
         keep_in_archive([facts_path, out], facts["ceilings_sha256"])
 
@@ -197,7 +206,7 @@ def bench(
         facts = dict(identity, samples_sha256=text_sha256(samples), **facts)
         if facts.get("stopped"):
             raise DeviceError(facts["stopped"] + _keep_part(out, facts_path, samples, facts))
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(facts_path, facts)
         write_text(out, samples)
         keep_in_archive([facts_path, out], facts["samples_sha256"])
 
@@ -284,7 +293,7 @@ def _experiment(
             "rows_sha256": text_sha256(text),
         }
         facts.update(measurement.facts())
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(facts_path, facts)
         write_text(out, text)
         keep_in_archive([facts_path, out], facts["rows_sha256"])
 
@@ -335,7 +344,7 @@ def _keep_part(out: str, facts_path: str, samples: str, facts: Facts) -> str:
     try:
         for path in (kept, kept_facts):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_text(kept_facts, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(kept_facts, facts)
         write_text(kept, samples)
     except OSError as error:
         return f"; what had been timed could not be kept as {kept}: {error}"
@@ -361,7 +370,8 @@ def is_complete(out: str, facts_path: str, layer: Layer, identity: Facts) -> boo
     except ValueError:
         return False
     return (
-        facts.get("layer") == dict(layer._asdict())
+        is_intact(facts)
+        and facts.get("layer") == dict(layer._asdict())
         and all(facts.get(key) == value for key, value in identity.items())
         and facts.get("samples_sha256") == text_sha256(samples)
     )

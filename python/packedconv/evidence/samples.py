@@ -16,8 +16,11 @@ from packedconv.samples_file import (
     IMPLEMENTATIONS,
     REQUIRED_IMPLEMENTATIONS,
     SAMPLE_COLUMNS,
+    read_text,
+    text_sha256,
 )
-from packedconv.settings import layers_of, load_settings
+from packedconv.seal import require_intact
+from packedconv.settings import layers_of, load_settings, settings_hash
 
 TEXT = {
     *("device", "run", "layer", "implementation", "layout", "reference", "weights"),
@@ -90,7 +93,17 @@ class Results:
         facts = {
             name: load_json(folder / "bench" / f"{name}.json") for name in samples["layer"].unique()
         }
+        for name, found in facts.items():
+            if found.get("settings_hash", settings_hash(settings)) != settings_hash(settings):
+                raise file_error(
+                    folder / "settings.json",
+                    "content",
+                    f"the settings that {name} was measured with",
+                    "others",
+                    "delete it and run again; it is written anew",
+                )
         peaks = load_peaks(folder / "peaks.json")
+        _require_collected(folder, peaks)
         compared = samples["implementation"].isin(REQUIRED_IMPLEMENTATIONS)
         two = samples[compared].reset_index(drop=True)
         return cls(folder, settings, two, errors, peaks, facts, samples)
@@ -288,6 +301,7 @@ def load_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
         raise file_error(path, "content", "JSON", f"{error}", "measure again") from None
     if not isinstance(content, dict):
         raise file_error(path, "content", "an object", type(content).__name__, "measure again")
+    require_intact(str(path), content, "delete it and run again; it is made anew")
     for key in keys:
         if key not in content:
             raise file_error(path, f"key {key}", "a value", "none", "measure again")
@@ -303,12 +317,14 @@ def load_csv(path: Path, columns: Sequence[str], nullable: Sequence[str]) -> pd.
     _require_file(path)
     try:
         header = list(pd.read_csv(path, nrows=0).columns)
+        text = pd.read_csv(path, dtype="str", keep_default_na=False)
     except pd.errors.EmptyDataError:
         header = []
+    except (UnicodeDecodeError, pd.errors.ParserError) as error:
+        raise file_error(path, "content", "CSV", str(error).strip(), MEASURE_AGAIN) from None
     if header != list(columns):
         got = ",".join(header) or "none"
         raise file_error(path, "columns", ",".join(columns), got, "measure again")
-    text = pd.read_csv(path, dtype="str", keep_default_na=False)
     if text.empty:
         raise file_error(path, "rows", "at least one", "none", "measure again")
     parsed = {}
@@ -338,6 +354,22 @@ def load_csv(path: Path, columns: Sequence[str], nullable: Sequence[str]) -> pd.
         # The same sparsity must compare equal whatever arithmetic wrote it.
         frame["sparsity"] = frame["sparsity"].round(6)
     return frame
+
+
+def _require_collected(folder: Path, peaks: dict[str, Any]) -> None:
+    """Raise ValueError where a file is no longer what was collected.
+
+    An earlier version did not write down what it was.
+    """
+    for name, digest in peaks.get("files_sha256", {}).items():
+        if text_sha256(read_text(str(folder / name)) or "") != digest:
+            raise file_error(
+                folder / name,
+                "content",
+                "what was collected with peaks.json",
+                "a file changed since",
+                "delete it and run again; it is collected anew",
+            )
 
 
 def _require_device(path: Path, settings: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from packedconv.bench.cpu_steps import require_cpu
 from packedconv.bench.lock import measurement_lock
 from packedconv.bench.steps import SCHEMA, load_stamp, require_stamped_extension
 from packedconv.device import require
-from packedconv.samples_file import write_text
+from packedconv.samples_file import write_facts
 from packedconv.settings import settings_hash
 from packedconv.weights import array_sha256, save_weights
 
@@ -46,5 +46,5 @@ def digits(
             machine=machine_facts(),
         )
         os.makedirs(os.path.dirname(os.path.abspath(facts_path)), exist_ok=True)
-        write_text(facts_path, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        write_facts(facts_path, facts)
         save_weights(out, weights)
