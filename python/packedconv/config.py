@@ -76,7 +76,7 @@ def resolve(config: dict, root: pathlib.Path) -> dict:
     Raises ValueError for an unknown key or device, a value outside the schema, or a run
     that would need a name of its own.
     """
-    run = run_name(config, root)
+    validate(config, root / "config" / "schema" / "config.schema.yaml", "config")
     for sparsity in config["sparsities"]:
         if abs(100 * sparsity - round(100 * sparsity)) > 1e-9:
             raise ValueError(f"config: sparsities: expected whole hundredths, got {sparsity}")
@@ -87,7 +87,7 @@ def resolve(config: dict, root: pathlib.Path) -> dict:
         layers = config["layers"]
     settings = {
         "device": device,
-        "run": run,
+        "run": run_name(config, root),
         "seed": config["seed"],
         "sparsities": [round(float(sparsity), 2) for sparsity in config["sparsities"]],
         "threads": device["threads"],
