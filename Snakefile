@@ -1103,9 +1103,9 @@ rule compare_figure:
     output:
         multiext(
             "figures/compare/{left}--{right}/{figure}",
-            pdf=".pdf",
+            out=".pdf",
             png=".png",
-            csv=".csv",
+            data=".csv",
         ),
     log:
         "logs/compare/{left}--{right}/{figure}.log",
@@ -1130,7 +1130,7 @@ use rule compare_figure as compare_table with:
     output:
         multiext(
             "figures/compare/{left}--{right}/speedups",
-            csv=".csv",
+            out=".csv",
             md=".md",
             tex=".tex",
             html=".html",
