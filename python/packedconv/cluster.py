@@ -270,7 +270,7 @@ def _measure(job: Job, passed: Sequence[str]) -> None:
                 job.say(line)
             reason = REASONS.search(line)
             if reason:
-                found[reason[0].strip().rstrip("'.")] = None
+                found[reason[0].strip().removesuffix("'.")] = None
     status = job.process.returncode
     job.seconds = time.monotonic() - started
     job.outcome = "failed" if status else "done"
