@@ -367,6 +367,7 @@ rule all:
         ],
         [table(f"{FIGURES}/{DEVICE}/{name}") for name in GPU_TABLES],
         [table(f"{FIGURES}/{name}") for name in (*TABLE_SCRIPTS, "table5", "claims")],
+        multiext(f"{FIGURES}/appendix", ".md", ".tex"),
         BOUNDS,
     message:
         "All figures, tables, claims and the audit are there"
@@ -945,6 +946,33 @@ rule table5:
     shell:
         "python {input.script} --paper {input.paper} --steps {input.steps}"
         " --out {output.csv} > {log} 2>&1"
+
+
+rule appendix:
+    """Artifact description and evaluation, with the measured times."""
+    input:
+        script="scripts/appendix.py",
+        paper="config/paper.yaml",
+        results=measured(RESULTS),
+        steps=rules.steps.output,
+        claims=rules.claims.output.csv,
+        templates=glob.glob(f"{PACKAGE}/evidence/templates/*.j2"),
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/appendix", md=".md", tex=".tex"),
+    log:
+        f"logs/{DEVICE}/{RUN}/appendix.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=RESULTS,
+        figures=FIGURES,
+    message:
+        "Writing {output.md}"
+    shell:
+        "python {input.script} --paper {input.paper} --results {params.results}"
+        " --steps {input.steps} --claims {input.claims} --figures {params.figures}"
+        " --out {output.md} > {log} 2>&1"
 
 
 rule bounds:
