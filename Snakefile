@@ -378,7 +378,8 @@ rule build:
     input:
         script="scripts/build.py",
         stamp="scripts/stamp.py",
-        sources=COMPILED_SOURCES,
+        # The second has the version.
+        sources=[*COMPILED_SOURCES, f"{PACKAGE}/__init__.py"],
     output:
         module=f"{PACKAGE}/_core{sysconfig.get_config_var('EXT_SUFFIX')}",
         stamp="build/extension.json",

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
 
 import packedconv
@@ -80,10 +81,16 @@ def test_conda_environment_has_the_same_pins():
 
 
 def test_versions_agree():
+    """The version stands in __init__.py; what cannot read it there repeats it."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    project = (ROOT / "pyproject.toml").read_text()
+    notes = (ROOT / "docs" / "release-notes.md").read_text(encoding="utf-8")
     assert citation["version"] == packedconv.__version__
-    assert f'version = "{packedconv.__version__}"' in project
+    assert re.search(r"^## (\S+)", notes, re.MULTILINE)[1] == packedconv.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["project"]["dynamic"] == ["version"]
+    source = project["tool"]["scikit-build"]["metadata"]["version"]["input"]
+    assert f'__version__ = "{packedconv.__version__}"' in (ROOT / source).read_text()
 
 
 def test_no_path_of_one_machine():
@@ -105,7 +112,11 @@ def test_no_output_is_tracked():
     assert outputs == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "figures/README.md", "envs/README.md"])
+PAGES = ["README.md", "figures/README.md", "envs/README.md", "envs/containers.md"]
+PAGES += ["config/README.md", "docs/terms.md", "docs/release-notes.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)\)", text):
@@ -114,9 +125,9 @@ def test_links_lead_somewhere(page):
 
 
 def test_where_things_live():
-    """Every path that the README's last table names exists."""
-    table = README.split("## Where things live")[1].split("\n\n")[1]
-    paths = re.findall(r"`([\w./-]+)`", table)
+    """Every path that the README's table of folders names exists."""
+    table = README.split("## Where things live")[1].split("\n\n")[2]
+    paths = re.findall(r"`([\w.-]+/[\w./-]*|Snakefile)`", table)
     assert len(paths) > 10
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
