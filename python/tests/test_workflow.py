@@ -184,6 +184,7 @@ def test_what_is_asked_of_the_device_that_was_brought(brought):
     option = ("--config", "device=tegra-x1")
     for target, rule in (("claims.csv", "claims"), ("fig5b.pdf", "panel"), ("fig8b.pdf", "panel")):
         assert brought.planned_rules(f"figures/{RUN}/{target}", *option) == {rule}
+    assert brought.planned_rules(f"figures/{RUN}/appendix.md", *option) == {"claims", "appendix"}
     for target in ("table6.csv", "fig3.pdf"):
         assert not MEASURING & brought.planned_rules(f"figures/{RUN}/{target}", *option)
     # Seconds of the workflow's own steps, which others did not make.
@@ -217,6 +218,8 @@ def test_every_target_is_there(finished):
     for name in figures:
         for suffix in ("pdf", "png", "csv"):
             assert (finished.figures / f"{name}.{suffix}").stat().st_size > 0
+    for suffix in ("md", "tex"):
+        assert (finished.figures / f"appendix.{suffix}").stat().st_size > 0
     for name in tables:
         for suffix in ("csv", "md", "tex"):
             assert (finished.figures / f"{name}.{suffix}").stat().st_size > 0
