@@ -94,7 +94,10 @@ def test_versions_agree():
 
 
 def test_no_path_of_one_machine():
-    pattern = re.compile(r"(?<![\w.~*])/(?:home|root|Users|work|mnt|scratch)/|\bfile:/{2}")
+    # The folder of the user of envs/Containerfile is the same on every machine.
+    pattern = re.compile(
+        r"(?<![\w.~*])/(?:home(?!/artifact/)|root|Users|work|mnt|scratch)/|\bfile:/{2}"
+    )
     found = []
     for path in tracked():
         text = (ROOT / path).read_bytes().decode("utf-8", errors="ignore")
