@@ -487,6 +487,7 @@ rule all:
             table(f"{FIGURES}/{name}")
             for name in (*TABLE_SCRIPTS, *TIMES_TABLES, "claims")
         ],
+        multiext(f"{FIGURES}/appendix", ".md", ".tex"),
         BOUNDS,
     message:
         "All figures, tables, claims and the audit are there"
@@ -509,7 +510,8 @@ rule build:
     input:
         script="scripts/build.py",
         stamp="scripts/stamp.py",
-        sources=COMPILED_SOURCES,
+        # The second has the version.
+        sources=[*COMPILED_SOURCES, f"{PACKAGE}/__init__.py"],
     output:
         module=f"{PACKAGE}/_core{sysconfig.get_config_var('EXT_SUFFIX')}",
         stamp="build/extension.json",
@@ -1189,6 +1191,34 @@ rule table5:
     shell:
         "python {input.script} --paper {input.paper} --steps {input.steps}"
         " --out {output.csv} > {log} 2>&1"
+
+
+rule appendix:
+    """Artifact description and evaluation, with the measured times."""
+    input:
+        script="scripts/appendix.py",
+        paper="config/paper.yaml",
+        results=measured(RESULTS),
+        # Who measured elsewhere has no times of the workflow's steps.
+        steps=[] if BROUGHT else rules.steps.output,
+        claims=rules.claims.output.csv,
+        templates=glob.glob(f"{PACKAGE}/evidence/templates/*.j2"),
+        sources=PLOT_SOURCES,
+    output:
+        multiext(f"{FIGURES}/appendix", md=".md", tex=".tex"),
+    log:
+        f"logs/{DEVICE}/{RUN}/appendix.log",
+    conda:
+        "envs/environment.yaml"
+    params:
+        results=RESULTS,
+        figures=FIGURES,
+    message:
+        "Writing {output.md}"
+    shell:
+        "python {input.script} --paper {input.paper} --results {params.results}"
+        " --steps {input.steps} --claims {input.claims} --figures {params.figures}"
+        " --out {output.md} > {log} 2>&1"
 
 
 rule bounds:

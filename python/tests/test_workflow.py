@@ -67,6 +67,8 @@ def test_what_is_asked_of_the_device_that_was_brought(brought):
     ):
         assert brought.planned_rules(f"figures/{RUN}/{target}", *option) == {rule}
     assert not MEASURING & brought.planned_rules("all", *option)
+    appendix = brought.planned_rules(f"figures/{RUN}/appendix.md", *option)
+    assert appendix == {"claims", "appendix"}
     # Seconds of the workflow's own steps, which others did not make.
     table = brought.run("-n", f"figures/{RUN}/table5.csv", *option)
     assert table.returncode != 0
@@ -110,6 +112,8 @@ def test_every_target_is_there(finished):
     for name in figures:
         for suffix in ("pdf", "png", "csv"):
             assert (finished.figures / f"{name}.{suffix}").stat().st_size > 0
+    for suffix in ("md", "tex"):
+        assert (finished.figures / f"appendix.{suffix}").stat().st_size > 0
     for name in tables:
         for suffix in ("csv", "md", "tex"):
             assert (finished.figures / f"{name}.{suffix}").stat().st_size > 0
