@@ -295,7 +295,7 @@ def results_option(folders):
 # What `all` asks for beside figures: Snakemake does not miss a file that only lies in between.
 MEASURED = (
     []
-    if BROUGHT
+    if IMPORTED
     else [
         *measured(RESULTS),
         *(f"{RESULTS}/ceilings.{suffix}" for suffix in ("csv", "json")),
@@ -1122,10 +1122,10 @@ rule compare_figure:
         left=lambda wildcards: wildcards.left.replace(".", "/"),
         right=lambda wildcards: wildcards.right.replace(".", "/"),
     message:
-        "Rendering {output[0]}"
+        "Rendering {output.out}"
     shell:
         "python {input.script} --paper {input.paper} --left results/{params.left}"
-        " --right results/{params.right} {params.figure} --out {output[0]} > {log} 2>&1"
+        " --right results/{params.right} {params.figure} --out {output.out} > {log} 2>&1"
 
 
 use rule compare_figure as compare_table with:
@@ -1198,9 +1198,9 @@ rule appendix:
     input:
         script="scripts/appendix.py",
         paper="config/paper.yaml",
-        results=measured(RESULTS),
-        # Who measured elsewhere has no times of the workflow's steps.
-        steps=[] if BROUGHT else rules.steps.output,
+        results=measured(STORED),
+        # Who measured without the workflow has no times of its steps.
+        steps=steps_times if TIMES_TABLES else [],
         claims=rules.claims.output.csv,
         templates=glob.glob(f"{PACKAGE}/evidence/templates/*.j2"),
         sources=PLOT_SOURCES,
@@ -1211,8 +1211,8 @@ rule appendix:
     conda:
         "envs/environment.yaml"
     params:
-        results=RESULTS,
-        figures=FIGURES,
+        results=lambda wildcards: STORED,
+        figures=lambda wildcards: FIGURES,
     message:
         "Writing {output.md}"
     shell:
