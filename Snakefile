@@ -142,6 +142,8 @@ PLOT_SOURCES = [
     "figures/packedconv.mplstyle",
     "config/schema/paper.schema.yaml",
 ]
+# What the configuration is.
+CONFIG_SOURCES = [f"{PACKAGE}/{name}.py" for name in ("config", "run_names")]
 # What a packed weight is.
 PACKING = [f"{PACKAGE}/{name}.py" for name in ("arguments", "packed", "schedule")]
 # Of experiments that are checked against the ceilings as a run's layers are.
@@ -167,7 +169,9 @@ COMPILED_SOURCES = sorted(
     path for path in glob.glob("csrc/**", recursive=True) if os.path.isfile(path)
 )
 # Of the table of instructions: the kernels, the choice among them, and what counts.
-INSTRUCTION_MODULES = "arguments config files layer packed schedule settings weights"
+INSTRUCTION_MODULES = (
+    "arguments config files layer packed run_names schedule settings weights"
+)
 INSTRUCTION_SOURCES = [
     *(f"{PACKAGE}/{name}.py" for name in INSTRUCTION_MODULES.split()),
     *(
@@ -1255,7 +1259,7 @@ rule bounds_page:
         paper="config/paper.yaml",
         instructions=rules.instructions.output.csv,
         devices=sorted(glob.glob("config/devices/*.yaml")),
-        sources=[*PLOT_SOURCES, *PACKING, f"{PACKAGE}/config.py"],
+        sources=[*PLOT_SOURCES, *PACKING, *CONFIG_SOURCES],
     output:
         figure_files("figures/bounds_{family}"),
     log:
@@ -1301,7 +1305,7 @@ rule bundle:
         further=beside_the_layers,
         sources=[
             f"{PACKAGE}/{name}.py"
-            for name in ("bundle", "files", "run_folder", "samples_file")
+            for name in "bundle files run_folder run_names samples_file seal".split()
         ],
     output:
         f"bundles/{DEVICE}-{RUN}.tar.gz",
@@ -1549,7 +1553,7 @@ rule mappings:
         sources=[
             *PLOT_SOURCES,
             *PACKING,
-            f"{PACKAGE}/config.py",
+            *CONFIG_SOURCES,
             *beyond_sources("evidence", "mappings"),
             *beyond_sources("plots", "mappings"),
         ],

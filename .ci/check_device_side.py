@@ -39,6 +39,7 @@ DEVICE_SIDE = [
     "python/packedconv/script.py",
     "python/packedconv/run_folder.py",
     "python/packedconv/bundle.py",
+    "python/packedconv/run_names.py",
     "python/packedconv/collect.py",
     "python/packedconv/remote_agent.py",
     "python/packedconv/settings.py",

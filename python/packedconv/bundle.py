@@ -30,15 +30,13 @@ from packedconv.run_folder import (
     stream_digest,
     walk,
 )
+from packedconv.run_names import DEFAULT_RUN, RESERVED
 from packedconv.samples_file import write_text
 
 SCHEMA_VERSION = 1
 MANIFEST = "bundle.json"
 # Written beside imported files: where they come from. A run that has it is only read.
 ORIGIN = "origin.json"
-DEFAULT_RUN = "paper"
-# Names that a run may not have: figures/<name>/ would be taken for something else.
-RESERVED = ("compare",)
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _DEVICE = re.compile(r"[a-z0-9][a-z0-9_-]*")

@@ -8,12 +8,11 @@ from typing import Any
 import jsonschema
 import yaml
 
-from packedconv.bundle import RESERVED
 from packedconv.layer import Layer
+from packedconv.run_names import DEFAULT_RUN, RESERVED
 from packedconv.settings import layer_of
 from packedconv.weights import sparsity_key
 
-DEFAULT_RUN = "paper"
 PAPER_PROTOCOL = "paper-protocol"
 # Keys that name stored results, and change nothing that is measured.
 COMPARED = ("left", "right")

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 from packedconv import config as configuration
 from packedconv.announce import merged_config
-from packedconv.bundle import DEFAULT_RUN, RESERVED, import_bundle, load_origin
+from packedconv.bundle import import_bundle, load_origin
 from packedconv.imports import imported_modules
+from packedconv.run_names import DEFAULT_RUN, RESERVED
 
 AGENT = pathlib.Path(__file__).with_name("remote_agent.py")
 MEASURING = "scripts/measure_here.sh"

@@ -264,7 +264,7 @@ def source_lists():
     exec(text[begin:end], names)
     keys = (
         *("MEASURE_SOURCES", "PLOT_SOURCES", "INSTRUCTION_SOURCES"),
-        *("LISTED_MEASURE", "PEER_MEASURE"),
+        *("LISTED_MEASURE", "PEER_MEASURE", "CONFIG_SOURCES"),
     )
     return [{ROOT / path for path in names[key]} for key in keys]
 
@@ -272,7 +272,7 @@ def source_lists():
 @pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
 def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
     monkeypatch.chdir(ROOT)
-    measure, plot, instructions, listed, peers = source_lists()
+    measure, plot, instructions, listed, peers, configuring = source_lists()
     package = ROOT / "python" / "packedconv"
     packing = {package / f"{name}.py" for name in ("arguments", "packed", "schedule")}
     # Reports errors; and what only writes the settings or the extension.
@@ -307,15 +307,15 @@ def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
     elif script.stem == "table_machine":
         expected = plot | {package / "run_folder.py"}
     elif script.stem == "bundle":
-        expected = {
-            package / f"{name}.py" for name in ("bundle", "files", "run_folder", "samples_file")
-        } | {package / "device.py"}  # imported to report errors
+        modules = "bundle files run_folder run_names samples_file seal"
+        expected = {package / f"{name}.py" for name in modules.split()}
+        expected |= {package / "device.py"}  # imported to report errors
     elif script.stem.startswith("fig4"):
         expected = plot | packing
     elif script.stem == "instructions":
         expected = instructions | {package / "device.py"}  # imported to report errors
     elif script.stem == "bounds":
-        expected = plot | packing | {package / "config.py"}
+        expected = plot | packing | configuring
     else:
         expected = plot
     # Packing knows the packed file, which no measurement and no figure writes, and plans, which
