@@ -1,4 +1,4 @@
-"""Names of runs that mean something; needs the standard library alone, as remote machines have it."""
+"""Names of runs that mean something; imports nothing, since bundles are unpacked anywhere."""
 
 # The run of the default configuration, whose figures lie in figures/ itself.
 DEFAULT_RUN = "paper"
