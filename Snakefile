@@ -26,6 +26,14 @@ from packedconv.bench import mnn
 from packedconv.imports import imported_modules
 from packedconv.report.marks import Report
 
+# A full disk is said once: here, or at the end, when the logs of jobs may be empty and Snakemake
+# itself may have stopped. Its own complaints about its log file say nothing more.
+logging.raiseExceptions = False
+hindrance = disk.hindrance(workflow.basedir)
+if hindrance:
+    raise WorkflowError(hindrance)
+atexit.register(disk.say_full_disks, workflow.basedir)
+
 
 configfile: "config/config.yaml"
 
@@ -43,12 +51,6 @@ for variable, folder in (
 
 # Caches of fonts stay in the checkout, also where there is no home to write to.
 os.environ.setdefault("MPLCONFIGDIR", str(ROOT / "build" / "matplotlib"))
-# A full disk is said once: here, or at the end, when the logs of jobs may be empty and Snakemake
-# itself may have stopped. Its own complaints about its log file say nothing more.
-logging.raiseExceptions = False
-for sentence in disk.full_disks(ROOT):
-    raise WorkflowError(sentence)
-atexit.register(disk.say_full_disks, ROOT)
 
 try:
     # An imported run has the settings it was measured with, and is only read.

@@ -1,4 +1,4 @@
-"""Whether a disk that a run writes to is full, and the one sentence that says so."""
+"""Whether a run can write where it has to, and the one sentence that says why not."""
 
 import os
 import sys
@@ -26,6 +26,16 @@ def full_disks(root: str | os.PathLike[str]) -> list[str]:
                     "and run the same command again: what is finished is kept"
                 )
     return sentences
+
+
+def hindrance(root: str | os.PathLike[str]) -> str:
+    """Why nothing can be written to the checkout `root`, and the next step; empty where it can."""
+    if not os.access(root, os.W_OK):
+        return (
+            f"folder: expected write permission in {root}, found none; copy it and run there: "
+            f"cp -r {root} ~/packedconv"
+        )
+    return next(iter(full_disks(root)), "")
 
 
 def _missing(folder: str) -> str:

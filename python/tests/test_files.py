@@ -109,6 +109,15 @@ def test_each_disk_is_named_once(tmp_path, monkeypatch):
     assert str(tmp_path / "results") in sentences[1]
 
 
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda folder: Status(1000))
+    assert disk.hindrance(tmp_path) == ""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    message = disk.hindrance(tmp_path)
+    assert message.startswith(f"folder: expected write permission in {tmp_path}, found none; ")
+    assert message.endswith(f"cp -r {tmp_path} ~/packedconv")
+
+
 # Reading.
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import zipfile
 from typing import NamedTuple
@@ -21,7 +22,8 @@ import time
 folder = os.environ.get("HELD_FOLDER")
 with open("/proc/self/cmdline") as stream:
     arguments = stream.read().split("\\0")
-if folder and os.environ["HELD_SCRIPT"] in arguments:
+script = os.environ.get("HELD_SCRIPT")
+if folder and any(("/" + argument).endswith("/" + script) for argument in arguments):
     replace, files = os.replace, []
 
     def held(source, target, **options):
@@ -69,6 +71,8 @@ class Hold:
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # What a shell starts in the background ignores Ctrl-C, and so would this.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
         wait_for((self.folder / "at_work").exists, process)
         return process

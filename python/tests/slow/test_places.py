@@ -134,7 +134,8 @@ def test_in_a_folder_that_cannot_be_written(measured_run):
     done = run_behind(prefix, measured_run, "all")
     assert done.returncode != 0
     assert "Traceback" not in done.stdout, done.stdout
-    assert "Read-only file system" in done.stdout, done.stdout
+    assert f"expected write permission in {measured_run.folder}, found none" in done.stdout
+    assert f"cp -r {measured_run.folder}" in done.stdout
 
 
 def test_the_launcher_in_a_folder_that_cannot_be_written(measured_run):

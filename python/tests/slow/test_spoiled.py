@@ -6,7 +6,10 @@ import re
 import pytest
 from held import TARGETS, copy_of, files
 
-# Whether it has to be noticed: weights are drawn again where they are needed, from the seed.
+from packedconv.evidence.samples import Results
+
+# Whether it has to be noticed. Weights are read again only by a measurement, which notices; their
+# manifest by nobody, but a layer with another one is measured again.
 SPOILED = {
     "settings.json": True,
     "weights/oc8.npz": False,
@@ -70,9 +73,9 @@ def test_a_spoiled_file_is_noticed_and_made_again(checkout, name, spoil):
             refused(done, name)
     else:
         assert done.returncode == 0, done.stdout
-        assert {one.digest for one in files(checkout.figures).values()} == {
-            one.digest for one in before.values()
-        }
+        if name == "weights/oc8.npz":
+            assert files(checkout.figures) == before
+        Results.load(checkout.results)
     # What the message says. Facts and what they ride with belong together.
     path.unlink()
     done = checkout.run(*TARGETS)

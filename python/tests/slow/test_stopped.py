@@ -4,7 +4,8 @@ Each time its script is held when a file is written and not yet named: what a st
 moment leaves. What was finished before stays as it is; what was at work is made again.
 """
 
-import itertools
+import hashlib
+import json
 import os
 import signal
 import time
@@ -42,7 +43,7 @@ def table(stem):
 
 
 STAGES = {
-    "build": Stage("scripts/stamp.py", 1, ("build/extension.json",), same=False),
+    "build": Stage("scripts/stamp.py", 1, ("build/extension.json",)),
     "settings": Stage("scripts/settings.py", 1, (f"{RESULTS}/settings.json",)),
     "weights": Stage(
         "scripts/weights.py", 2, tuple(f"{RESULTS}/weights/oc8.{end}" for end in ("npz", "json"))
@@ -75,10 +76,28 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A checkout where all stages are done."""
+    """A checkout where all stages are done, but for the build, which it has from elsewhere."""
     checkout = Checkout(tmp_path_factory.mktemp("finished") / "packedconv")
     small_extended(checkout)
-    done = checkout.run(*(stage.outputs[0] for stage in STAGES.values()))
+    done = checkout.run(*(stage.outputs[0] for stage in list(STAGES.values())[1:]))
+    assert done.returncode == 0, done.stdout
+    return checkout
+
+
+def unbuilt(folder):
+    """A checkout that builds for the CPU alone, which takes half a minute."""
+    checkout = Checkout(folder)
+    lists = folder / "csrc" / "CMakeLists.txt"
+    text = lists.read_text()
+    lists.write_text(text.replace("set(PACKEDCONV_CUDA AUTO", "set(PACKEDCONV_CUDA OFF"))
+    assert lists.read_text() != text
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    checkout = unbuilt(tmp_path_factory.mktemp("built") / "packedconv")
+    done = checkout.run("build")
     assert done.returncode == 0, done.stdout
     return checkout
 
@@ -92,61 +111,93 @@ def wait_until_alone(checkout, seconds=120):
 
 def kept(checkout, stage):
     """Files that a stop at this stage has nothing to do with."""
-    folders = (checkout.results, checkout.figures, checkout.folder / "build")
     outputs = {checkout.folder / name for name in stage.outputs}
     return {
         path: found
-        for path, found in files(*folders).items()
-        # Compiling begins anew, and how long jobs took changes.
-        if path not in outputs and not {"times", "archive", "extension"} & {*path.parts}
+        for path, found in files(checkout.results, checkout.figures).items()
+        # How long jobs took changes, and an archive grows.
+        if path not in outputs and not {"times", "archive"} & {*path.parts}
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "way"), itertools.product(STAGES, WAYS), ids=lambda value: str(value)
-)
-def test_stopped_and_called_again(finished, tmp_path, name, way):
-    stage, (number, whole_group) = STAGES[name], WAYS[way]
-    outputs = [finished.folder / output for output in stage.outputs]
-    first = {path: path.read_bytes() for path in outputs}
-    for path in outputs:
-        path.unlink()
-    before = kept(finished, stage)
-
-    hold = Hold(tmp_path / "hold", stage.script, stage.file)
-    process = hold.start(finished, *stage.outputs)
+def stop(checkout, hold, process, number, whole_group):
+    """Send the signal, and return once nothing of the workflow is at work."""
     if whole_group:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
     if number == signal.SIGTERM and not whole_group:
         # It finishes the job at work, and starts no other.
-        log = finished.folder / "run.log"
+        log = checkout.folder / "run.log"
         wait_for(lambda: "Will exit after finishing" in log.read_text(), process)
     elif whole_group:
-        process.wait(timeout=60)
-        assert process.returncode != 0
+        assert process.wait(timeout=60) != 0
     hold.let_go()
     process.wait(timeout=60)
-    wait_until_alone(finished)
+    wait_until_alone(checkout)
 
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", STAGES)
+def test_stopped_and_called_again(request, tmp_path, name, way):
+    checkout = request.getfixturevalue("built" if name == "build" else "finished")
+    stage, (number, whole_group) = STAGES[name], WAYS[way]
+    outputs = [checkout.folder / output for output in stage.outputs]
+    first = {path: path.read_bytes() for path in outputs}
+    before = kept(checkout, stage)
     for path in outputs:
-        assert not path.exists() or is_whole(path), f"{path} is half written"
-    assert kept(finished, stage) == before
-    text = (finished.folder / "run.log").read_text()
-    assert "Traceback" not in text, text
+        path.unlink()
 
-    again = finished.run(*stage.outputs)
+    hold = Hold(tmp_path / "hold", stage.script, stage.file)
+    process = hold.start(checkout, *stage.outputs)
+    try:
+        stop(checkout, hold, process, number, whole_group)
+        for path in outputs:
+            assert not path.exists() or is_whole(path), f"{path} is half written"
+        assert kept(checkout, stage) == before
+        text = (checkout.folder / "run.log").read_text()
+        assert "Traceback" not in text, text
+    finally:
+        # Other tests go on with this checkout.
+        hold.let_go()
+        again = checkout.run(*stage.outputs)
+        unlocked = checkout.run(*stage.outputs, "--unlock")
+        last = checkout.run(*stage.outputs)
+
     if number == signal.SIGKILL:
         assert again.returncode != 0
         assert "unlock" in again.stdout
-        unlocked = finished.run(*stage.outputs, "--unlock")
-        assert unlocked.returncode == 0, unlocked.stdout
-        again = finished.run(*stage.outputs)
-    assert again.returncode == 0, again.stdout
+    else:
+        assert again.returncode == 0, again.stdout
+    assert unlocked.returncode == 0, unlocked.stdout
+    assert last.returncode == 0, last.stdout
     for path in outputs:
         assert is_whole(path)
         if stage.same:
             assert path.read_bytes() == first[path]
-    assert kept(finished, stage) == before
-    assert "Nothing to be done" in finished.run(*stage.outputs, "-n").stdout
+    assert kept(checkout, stage) == before
+    assert "Nothing to be done" in checkout.run(*stage.outputs, "-n").stdout
+
+
+def test_killed_while_compiling(tmp_path):
+    """What was compiled is not compiled again, and the module is the one that is stamped."""
+    checkout = unbuilt(tmp_path / "packedconv")
+    process = checkout.start("build")
+    folder = checkout.folder / "build" / "extension"
+    wait_for(lambda: list(folder.rglob("*.o")) and processes_in(folder), process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_until_alone(checkout)
+    assert not (checkout.folder / "build" / "extension.json").exists()
+    log = folder / ".ninja_log"
+    recorded = {line.split("\t")[3] for line in log.read_text().splitlines()[1:]}
+    compiled = {path: path.stat().st_mtime_ns for path in map(folder.joinpath, recorded)}
+
+    assert checkout.run("build", "--unlock").returncode == 0
+    done = checkout.run("build")
+    assert done.returncode == 0, done.stdout
+    assert {path: path.stat().st_mtime_ns for path in compiled} == compiled
+    (module,) = (checkout.folder / "python" / "packedconv").glob("_core.*.so")
+    stamp = json.loads((checkout.folder / "build" / "extension.json").read_text())
+    assert stamp["sha256"] == hashlib.sha256(module.read_bytes()).hexdigest()
+    assert stamp["cuda"] is None
