@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from test_workflow import RUN, Checkout
+from checkout import RUN, Checkout
 
 # Says what this machine has, not what was measured; of an imported run, what the facts hold.
 OF_THE_MACHINE_AT_HAND = {f"table6.{suffix}" for suffix in ("csv", "md", "tex")}

@@ -19,7 +19,7 @@ from packedconv.run_folder import check_results
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from test_workflow import Checkout
+from checkout import Checkout
 
 SSHD = shutil.which("sshd", path=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]))
 MISSING = [name for name in ("ssh", "ssh-keygen") if shutil.which(name) is None]

@@ -10,7 +10,7 @@ import time
 
 import browser
 import pytest
-from test_workflow import Checkout
+from checkout import Checkout
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
