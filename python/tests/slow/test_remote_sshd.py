@@ -14,12 +14,9 @@ import threading
 import time
 
 import pytest
+from checkout import Checkout
 
 from packedconv.run_folder import check_results
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-from checkout import Checkout
 
 SSHD = shutil.which("sshd", path=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]))
 MISSING = [name for name in ("ssh", "ssh-keygen") if shutil.which(name) is None]
