@@ -1316,7 +1316,7 @@ rule bundle:
     conda:
         "envs/environment.yaml"
     params:
-        results=lambda wildcards, input: os.path.dirname(input.steps),
+        results=lambda wildcards: STORED,
     message:
         "Packing {params.results} into {output}"
     shell:
