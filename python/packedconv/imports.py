@@ -1,9 +1,12 @@
 """Which files of the package a Python file imports."""
 
 import ast
+import threading
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
+# CPython 3.11 counts the depth of all threads that parse at once in one place, and gives up.
+_PARSING = threading.Lock()
 
 
 def imported_modules(path: str | Path) -> set[Path]:
@@ -14,7 +17,10 @@ def imported_modules(path: str | Path) -> set[Path]:
     found: set[Path] = set()
     waiting = [Path(path)]
     while waiting:
-        for node in ast.walk(ast.parse(waiting.pop().read_text(encoding="utf-8"))):
+        text = waiting.pop().read_text(encoding="utf-8")
+        with _PARSING:
+            tree = ast.parse(text)
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):

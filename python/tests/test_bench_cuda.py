@@ -26,7 +26,7 @@ import pandas as pd
 import pytest
 import torch
 from fake_gpu import FakeGpu, state
-from synthetic import write_results
+from synthetic import forget_digests, write_results
 
 import packedconv
 from packedconv import _core, cuda, samples_file
@@ -1031,6 +1031,7 @@ class TestWhole:
         ]
         assert spoiled != lines
         path.write_text("\n".join(spoiled) + "\n")
+        forget_digests(run.folder)
         out = run.folder / "fig8.pdf"
         render("fig8_errors.py", "--results", str(run.folder), "--out", str(out))
         assert "0.001" not in out.with_suffix(".csv").read_text()
@@ -1193,6 +1194,7 @@ class TestWhole:
                 if ",sparse,dense_fp32," not in line
             )
         )
+        forget_digests(run.folder)
         assert "OC 8: against PyTorch's default, which allows TF32" in lines()
         assert "anew" not in lines()
 

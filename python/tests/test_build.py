@@ -295,14 +295,17 @@ def bare_machine(tmp_path):
     interpreter.write_text(
         f"#!{sys.executable}\n"
         "import json, os, sys\n"
+        "OUTPUTS = ['--out', '--manifest', '--facts', '--errors', '--peaks']\n"
+        "if sys.argv[1].endswith('collect.py'):\n"
+        "    OUTPUTS.remove('--facts')\n"
         "if sys.argv[1] == '-c':\n"
         "    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])\n"
         "with open('commands', 'a') as file:\n"
         "    print(json.dumps(sys.argv[1:]), file=file)\n"
         "if os.environ.get('FAIL', 'nothing') in sys.argv[1]:\n"
         "    sys.exit('killed')\n"
-        "for option, value in zip(sys.argv[2::2], sys.argv[3::2]):\n"
-        "    if option in ('--out', '--manifest', '--facts'):\n"
+        "for option, value in zip(sys.argv[2:], sys.argv[3:]):\n"
+        "    if option in OUTPUTS:\n"
         "        with open(value, 'w') as file:\n"
         "            file.write('made')\n"
     )
@@ -318,12 +321,20 @@ def bare_machine(tmp_path):
             env={**os.environ, "PYTHON": str(interpreter), **environment},
         )
         calls = [json.loads(line) for line in log.read_text().splitlines()]
-        return done.returncode, [
-            (Path(script).stem, dict(zip(rest[::2], rest[1::2], strict=True)))
-            for script, *rest in calls
-        ]
+        return done.returncode, [(Path(script).stem, options_of(rest)) for script, *rest in calls]
 
     return measure, results
+
+
+def options_of(arguments):
+    """Values by option: one as a text, several as a list."""
+    options = {}
+    for argument in arguments:
+        if argument.startswith("--"):
+            values = options[argument] = []
+        else:
+            values.append(argument)
+    return {name: found[0] if len(found) == 1 else found for name, found in options.items()}
 
 
 def test_a_run_without_the_workflow(bare_machine):
@@ -338,15 +349,24 @@ def test_a_run_without_the_workflow(bare_machine):
         *(("bench", "oc32"), ("bench", "oc40")),
         *((name, "oc32") for name in ("ablation", "fixed_cost")),
         *((name, "oc40") for name in ("ablation", "fixed_cost")),
+        ("collect", None),
     ]
+    collected = calls[-1][1]
+    for option, step, kind in (
+        ("--bench", "bench", "csv"),
+        ("--facts", "bench", "json"),
+        ("--checks", "check", "csv"),
+    ):
+        paths = [results / step / f"{layer}.{kind}" for layer in ("oc32", "oc40")]
+        assert [Path(path).resolve() for path in collected[option]] == paths
     made = {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
     assert made == {
         *("settings.json", "ceilings.csv", "ceilings.json"),
+        *("samples.csv", "errors.csv", "peaks.json"),
         *(f"weights/{layer}.{kind}" for layer in ("oc32", "oc40") for kind in ("npz", "json")),
-        *(f"check/{layer}.csv" for layer in ("oc32", "oc40")),
         *(
             f"{step}/{layer}.{kind}"
-            for step in ("bench", "ablation", "fixed_cost")
+            for step in ("check", "bench", "ablation", "fixed_cost")
             for layer in ("oc32", "oc40")
             for kind in ("csv", "json")
         ),
@@ -370,7 +390,7 @@ def test_another_mapping_is_another_fixed_cost(bare_machine):
     measure, _ = bare_machine
     measure()
     # What stands in for bench.py writes its facts again.
-    again = ["stamp", "bench", "bench", "fixed_cost", "fixed_cost"]
+    again = ["stamp", "bench", "bench", "fixed_cost", "fixed_cost", "collect"]
     assert [name for name, _ in measure()[1]] == again
 
 
@@ -398,7 +418,8 @@ def test_a_killed_run_goes_on(bare_machine):
     assert status == 0
     # bench.py knows by itself what has been measured.
     experiments = ["ablation", "fixed_cost"]
-    assert [name for name, _ in calls] == ["stamp", "bench", "bench", *experiments, *experiments]
+    again = ["stamp", "bench", "bench", *experiments, *experiments, "collect"]
+    assert [name for name, _ in calls] == again
     # Another build: nothing that depends on it is kept.
     (results.parents[2] / "build" / "extension.json").write_text("of another build")
     os.utime(results / "settings.json", (0, 0))

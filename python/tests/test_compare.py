@@ -279,7 +279,7 @@ def test_script(folder, tmp_path, monkeypatch):
         runpy.run_path(str(ROOT / "scripts/compare.py"), run_name="__main__")
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {f"fig5.{end}" for end in ("pdf", "png", "csv")} | {
-        f"speedups.{end}" for end in ("csv", "md", "tex")
+        f"speedups.{end}" for end in ("csv", "md", "tex", "html")
     }
     table = pd.read_csv(tmp_path / "speedups.csv")
     assert list(table) == ratios.COLUMNS
@@ -320,7 +320,7 @@ def test_target_renders_and_measures_nothing(checkout):
     assert done.returncode == 0, done.stdout
     folder = checkout / "figures/compare/cpu.fast--h200.paper"
     expected = {f"{name}.{end}" for name in compared.FIGURES for end in ("pdf", "png", "csv")}
-    expected |= {f"speedups.{end}" for end in ("csv", "md", "tex")}
+    expected |= {f"speedups.{end}" for end in ("csv", "md", "tex", "html")}
     assert {path.name for path in folder.iterdir()} == expected
     assert not (checkout / "results/cpu/paper").exists()
 
