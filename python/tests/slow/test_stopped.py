@@ -48,7 +48,7 @@ STAGES = {
     "weights": Stage(
         "scripts/weights.py", 2, tuple(f"{RESULTS}/weights/oc8.{end}" for end in ("npz", "json"))
     ),
-    "check": Stage("scripts/check.py", 1, (f"{RESULTS}/check/oc8.csv",)),
+    "check": Stage("scripts/check.py", 2, pair(f"{RESULTS}/check/oc8"), same=False),
     "ceilings": Stage("scripts/ceilings.py", 2, pair(f"{RESULTS}/ceilings"), same=False),
     "bench": Stage("scripts/bench.py", 2, pair(f"{RESULTS}/bench/oc8"), same=False),
     "collect": Stage(
