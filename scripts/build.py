@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import pybind11
 
+from packedconv.script import run
+
 
 @contextlib.contextmanager
 def build_lock(folder: pathlib.Path) -> Iterator[None]:
@@ -55,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,7 +9,6 @@ from typing import Any
 
 from packedconv.layer import Layer, nonzero_count
 from packedconv.samples_file import ERROR_COLUMNS, SAMPLE_COLUMNS
-from packedconv.seal import KEY
 
 SPARSITIES = (0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97, 0.98)
 FAMILIES = {"cpu": "cpu", "tegra-x1": "tegra-x1", "h200": "h200"}
@@ -160,15 +159,6 @@ def write_csv(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-
-
-def forget_digests(folder: str | Path) -> None:
-    """Take the digests of collected files away, so that they may be changed."""
-    path = Path(folder) / "peaks.json"
-    peaks = json.loads(path.read_text())
-    for name in ("files_sha256", KEY):
-        del peaks[name]
-    _write_json(path, peaks)
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
