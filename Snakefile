@@ -75,7 +75,7 @@ LAYERS = [layer["name"] for layer in SETTINGS["layers"]]
 RENDER_TIMES = f"logs/{DEVICE}/{RUN}/times"
 # The default run's figures lie directly in figures/.
 FIGURES = "figures" if RUN == configuration.DEFAULT_RUN else f"figures/{RUN}"
-REPORT = Report(ROOT, FIGURES, RESULTS, DEVICE)
+REPORT = Report(ROOT, FIGURES, STORED, DEVICE)
 
 DEVICES = {
     name: configuration.load_device(ROOT, name)
@@ -964,7 +964,7 @@ rule layers:
     """Both tables of layers, which `all` does not make."""
     input:
         [table(f"{FIGURES}/{DEVICE}/{name}") for name in ("layers", "layers_cold")],
-        [listed_samples(RESULTS, name) for name in ("layers", "layers_cold")],
+        [listed_samples(STORED, name) for name in ("layers", "layers_cold")],
     message:
         "The tables of layers are there"
 
@@ -1328,7 +1328,7 @@ rule peers:
     """Beside MNN, the open peer with sparse convolution on CPUs."""
     input:
         table(f"{FIGURES}/{DEVICE}/peers"),
-        listed_samples(RESULTS, "peers"),
+        listed_samples(STORED, "peers"),
     message:
         "The comparison with MNN is there"
 
@@ -1386,7 +1386,7 @@ rule extended:
     """Every experiment beyond the paper, on a CPU only; `all` does not make them."""
     input:
         [trio(f"{FIGURES}/{DEVICE}/{name}") for name in beyond.EXPERIMENTS],
-        [listed_samples(RESULTS, name) for name in beyond.EXPERIMENTS],
+        [listed_samples(STORED, name) for name in beyond.EXPERIMENTS],
         trio(f"{FIGURES}/{DEVICE}/numerics"),
         table(f"{FIGURES}/{DEVICE}/digits"),
         table(f"{FIGURES}/{DEVICE}/claims_extended"),

@@ -181,7 +181,7 @@ def test_a_wrong_schedule_is_not_timed(results, monkeypatch):
 
     monkeypatch.setattr(bench, "_contender", wrong)
     settings = load_settings(str(results / "settings.json"))
-    with pytest.raises(CheckError, match=r"schedule (aligned|loose)_\dx\d_block\d+_strip\d+"):
+    with pytest.raises(CheckError, match=r"schedule (aligned|loose)_\d+x\d+_block\d+_strip\d+"):
         bench.measure(settings, asked(repeats=0), 2)
 
 

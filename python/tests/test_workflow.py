@@ -236,12 +236,12 @@ def test_kill_during_a_listed_measurement(tmp_path, whole_group):
     process = checkout.start(*targets)
 
     def finished():
-        return {path.stem for path in folder.glob("*.csv")}
+        return {path.stem for path in folder.glob("[!.]*.csv")}
 
     wait_for(
         lambda: finished() and layers_being_measured(checkout.folder, script) - finished(), process
     )
-    finished_layers = {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+    finished_layers = {path.name: path.read_bytes() for path in folder.glob("[!.]*.csv")}
     assert len(finished_layers) == 1
     if whole_group:
         os.killpg(process.pid, signal.SIGKILL)
