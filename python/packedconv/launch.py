@@ -109,8 +109,10 @@ def run_tests(arguments: Sequence[str]) -> int:
         print("Tests: about a quarter of an hour on two cores.")
     # Test processes share the cores, so threads that wait must not spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A file's tests stay together, since they share what takes long to make.
-    return run([sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadfile", *arguments])
+    # A file's tests stay together, since they share what takes long to make. The order is that of
+    # the tests, which puts the longest files first.
+    distribution = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")
+    return run([sys.executable, "-m", "pytest", *distribution, *arguments])
 
 
 def run_slow(arguments: Sequence[str]) -> int:

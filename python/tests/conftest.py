@@ -3,6 +3,13 @@ import pytest
 
 # Run by `scripts/artifact slow` alone.
 collect_ignore = ["slow"]
+# Minutes each: first, so that no process is left with one of them while the others are done.
+LONGEST = ("test_workflow.py", "test_killed_workflow.py", "test_bundle_workflow.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 # The same examples on every machine and no files written beside the sources.
 hypothesis.settings.register_profile(

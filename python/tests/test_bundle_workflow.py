@@ -8,6 +8,8 @@ import sys
 import pytest
 from checkout import RUN, Checkout
 
+# Of the run once it is imported: a word that no text has.
+NAME = "fetched"
 # Says what this machine has, not what was measured; of an imported run, what the facts hold.
 OF_THE_MACHINE_AT_HAND = {f"table6.{suffix}" for suffix in ("csv", "md", "tex", "html")}
 # Name the folders of the run.
@@ -33,7 +35,7 @@ class Reader(Checkout):
 
     @property
     def figures(self):
-        return self.folder / "figures" / "theirs"
+        return self.folder / "figures" / NAME
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +44,13 @@ def reader(origin, tmp_path_factory):
     checkout = Reader(tmp_path_factory.mktemp("reader") / "packedconv")
     bundle = origin.folder / "bundles" / f"cpu-{RUN}.tar.gz"
     done = subprocess.run(
-        [sys.executable, checkout.folder / "scripts/import_results", bundle, "--as", "theirs"],
+        [sys.executable, checkout.folder / "scripts/import_results", bundle, "--as", NAME],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    beside = [target.replace(f"figures/{RUN}", "figures/theirs") for target in BESIDE]
-    done = checkout.run("all", *beside, "--config", "device=cpu", "run=theirs")
+    beside = [target.replace(f"figures/{RUN}", f"figures/{NAME}") for target in BESIDE]
+    done = checkout.run("all", *beside, "--config", "device=cpu", f"run={NAME}")
     assert done.returncode == 0, done.stdout
     return checkout
 
@@ -60,7 +62,7 @@ def test_every_figure_and_table_is_the_same(origin, reader):
     differing = {name for name in expected if found[name] != expected[name]}
     assert differing == OF_THE_MACHINE_AT_HAND | OF_ITS_FOLDER
     for name in OF_ITS_FOLDER:
-        text = (reader.figures / name).read_text().replace("theirs", RUN)
+        text = (reader.figures / name).read_text().replace(NAME, RUN)
         assert text == (origin.figures / name).read_text()
 
 
@@ -76,15 +78,15 @@ def test_versions_are_those_of_the_machine_that_was_measured(origin, reader):
 
 
 def test_rendering_leaves_what_was_imported_alone(origin, reader):
-    imported = reader.contents(reader.folder / "results/cpu/theirs")
+    imported = reader.contents(reader.folder / f"results/cpu/{NAME}")
     del imported["origin.json"]
     measured = origin.contents(origin.results)
     assert imported == {name: measured[name] for name in measured if not name.endswith(".npz")}
-    assert list((reader.folder / "results").glob("*/*")) == [reader.folder / "results/cpu/theirs"]
+    assert list((reader.folder / "results").glob("*/*")) == [reader.folder / f"results/cpu/{NAME}"]
 
 
 def test_a_second_rendering_does_nothing(reader):
-    done = reader.run("all", "-n", "--config", "device=cpu", "run=theirs")
+    done = reader.run("all", "-n", "--config", "device=cpu", f"run={NAME}")
     assert "Nothing to be done" in done.stdout
 
 
@@ -93,9 +95,9 @@ def test_a_second_packing_does_nothing(origin):
 
 
 def test_what_the_bundle_does_not_hold(reader):
-    done = reader.run("figures/theirs/cpu/gap.pdf", "-n", "--config", "run=theirs")
+    done = reader.run(f"figures/{NAME}/cpu/gap.pdf", "-n", "--config", f"run={NAME}")
     assert done.returncode != 0
-    assert "results/cpu/theirs/gap: not in the bundle that was imported" in done.stdout
+    assert f"results/cpu/{NAME}/gap: not in the bundle that was imported" in done.stdout
 
 
 def test_a_run_of_its_own_is_measured_as_before(reader):

@@ -1,20 +1,11 @@
 """The workflow as a whole, on a copy of the repository and a run of a few tiny layers."""
 
-import hashlib
 import itertools
 import json
 import os
-import signal
 
 import pytest
-from checkout import (
-    LISTED_WARM,
-    RUN,
-    SLOW_EXECUTIONS,
-    Checkout,
-    layers_being_measured,
-    wait_for,
-)
+from checkout import RUN, Checkout
 
 from packedconv import _core
 from packedconv.samples_file import EXPERIMENT_COLUMNS, read_rows
@@ -195,97 +186,6 @@ def test_another_device_is_refused(finished):
     assert done.returncode != 0
     assert "a100-sxm4-40gb" in done.stdout
     assert not (finished.folder / target).exists()
-
-
-@pytest.mark.parametrize("whole_group", [False, True], ids=["snakemake", "group"])
-def test_kill_during_a_measurement(tmp_path, whole_group):
-    checkout = Checkout(tmp_path / "packedconv", executions=SLOW_EXECUTIONS)
-    bench = checkout.results / "bench"
-    target = str((checkout.results / "samples.csv").relative_to(checkout.folder))
-    process = checkout.start(target)
-
-    def finished():
-        return {path.stem for path in bench.glob("oc*.csv")}
-
-    # The next layer at work means that the workflow has taken note of the first.
-    wait_for(lambda: finished() and layers_being_measured(checkout.folder) - finished(), process)
-    finished_layers = {path.name: path.read_bytes() for path in bench.glob("oc*.csv")}
-    assert len(finished_layers) == 1
-    if whole_group:
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
-
-    assert checkout.run(target, "--unlock").returncode == 0
-    done = checkout.run(target)
-    assert done.returncode == 0, done.stdout
-    for name, content in finished_layers.items():
-        assert (bench / name).read_bytes() == content
-    assert not layers_being_measured(checkout.folder)
-    assert checkout.run(target, "-n").stdout.count("Nothing to be done") == 1
-    check_complete(checkout)
-
-
-@pytest.mark.parametrize("whole_group", [False, True], ids=["snakemake", "group"])
-def test_kill_during_a_listed_measurement(tmp_path, whole_group):
-    """A layer of the tables that was measured stays; the one at work is measured again."""
-    checkout = Checkout(tmp_path / "packedconv", executions=SLOW_EXECUTIONS // 8)
-    folder, script = checkout.results / "layers", "scripts/layers.py"
-    targets = [str((folder / f"{name}.csv").relative_to(checkout.folder)) for name in LISTED_WARM]
-    process = checkout.start(*targets)
-
-    def finished():
-        return {path.stem for path in folder.glob("[!.]*.csv")}
-
-    wait_for(
-        lambda: finished() and layers_being_measured(checkout.folder, script) - finished(), process
-    )
-    finished_layers = {path.name: path.read_bytes() for path in folder.glob("[!.]*.csv")}
-    assert len(finished_layers) == 1
-    if whole_group:
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
-
-    assert checkout.run(*targets, "--unlock").returncode == 0
-    done = checkout.run(*targets)
-    assert done.returncode == 0, done.stdout
-    for name, content in finished_layers.items():
-        assert (folder / name).read_bytes() == content
-    assert finished() == set(LISTED_WARM)
-    assert not layers_being_measured(checkout.folder, script)
-    assert checkout.run(*targets, "-n").stdout.count("Nothing to be done") == 1
-
-
-def check_complete(checkout: Checkout) -> None:
-    """The samples are whole, and none is left of a half-written file."""
-    lines = (checkout.results / "samples.csv").read_text().splitlines()
-    assert len(lines) == 1 + 2 * 2 * 2 * 2 * SLOW_EXECUTIONS
-    for path in checkout.results.glob("bench/oc*.json"):
-        facts = json.loads(path.read_text())
-        content = path.with_suffix(".csv").read_bytes()
-        assert facts["samples_sha256"] == hashlib.sha256(content).hexdigest()
-
-
-def test_two_clones_never_measure_at_once(tmp_path):
-    checkouts = [
-        Checkout(tmp_path / name, executions=SLOW_EXECUTIONS) for name in ("first", "second")
-    ]
-    target = f"results/cpu/{RUN}/samples.csv"
-    processes = [checkout.start(target) for checkout in checkouts]
-    for process in processes:
-        assert process.wait() == 0
-    facts = [
-        json.loads(path.read_text())
-        for checkout in checkouts
-        for path in checkout.results.glob("bench/oc*.json")
-    ]
-    intervals = sorted((fact["before"]["monotonic"], fact["after"]["monotonic"]) for fact in facts)
-    assert len(intervals) == 4
-    for (_, ended), (started, _) in zip(intervals, intervals[1:], strict=False):
-        assert ended <= started
 
 
 LISTED = ("layers/t_oc16_n2", "layers/low_oc8_n1", "layers_cold/t_oc16_n2", "ladder/t_oc8_n1")
