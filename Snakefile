@@ -1304,6 +1304,9 @@ rule bundle:
         steps=rules.steps.output,
         collected=rules.collect.output,
         listing=rules.listing.output,
+        experiments=[
+            layer_files(RESULTS, name, ("csv", "json")) for name in EXPERIMENTS
+        ],
         # What is beside the paper's layers, where it was measured.
         further=beside_the_layers,
         sources=[

@@ -20,6 +20,7 @@ import yaml
 
 from packedconv import config as configuration
 from packedconv import imported
+from packedconv.bundle import ORIGIN
 from packedconv.device import DeviceError, cpu_title, require, usable_cores
 from packedconv.doctor.machine import BUSY_SHARE, LOOK_SECONDS, measuring
 from packedconv.evidence import claims, published
@@ -157,11 +158,27 @@ def merged_config(
     options, _ = parser.parse_known_args(arguments)
     merged = configuration.load_yaml(root / "config/config.yaml")
     for path in (*config_files, *options.configfile):
-        _update(merged, configuration.load_yaml(root / path) or {})
+        _update(merged, _configuration_file(path, root))
     for entry in options.config:
         key, _, value = entry.partition("=")
         _update(merged, {key: _value(value)})
     return merged
+
+
+def _configuration_file(path: str, root: pathlib.Path) -> Mapping[str, Any]:
+    """What a file of --configfile holds. Raises ValueError where it is no configuration."""
+    try:
+        found = configuration.load_yaml(root / path) or {}
+    except OSError as error:
+        raise ValueError(
+            f"--configfile: {path}: {error.strerror}; paths are relative to {root}"
+        ) from None
+    if not isinstance(found, Mapping):
+        raise ValueError(
+            f"--configfile: {path}: expected a mapping of keys to values, got "
+            f"{type(found).__name__}; config/README.md has the keys"
+        )
+    return found
 
 
 def _value(text: str) -> Any:
@@ -268,6 +285,9 @@ def stored_seconds(settings: Mapping[str, Any], root: pathlib.Path) -> float | N
     device = settings["device"]["name"]
     runs = []
     for path in glob.glob(str(root / "results" / device / "*" / "steps.csv")):
+        # An imported run was measured on another machine.
+        if os.path.exists(os.path.join(os.path.dirname(path), ORIGIN)):
+            continue
         try:
             with open(path, encoding="utf-8") as stream:
                 rows = dict(line.strip().split(",") for line in stream if line.strip())

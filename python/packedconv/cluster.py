@@ -135,8 +135,13 @@ def with_device(device: str, arguments: Sequence[str]) -> list[str]:
     Of two --config Snakemake takes the last one only, so there must be one.
     """
     for index, argument in enumerate(arguments):
-        if argument in ("--config", "-C"):
-            return [*arguments[: index + 1], f"device={device}", *arguments[index + 1 :]]
+        option, joined, first = argument.partition("=")
+        if option in ("--config", "-C"):
+            named = [first] if joined else []
+            return [
+                *(*arguments[:index], option, f"device={device}"),
+                *(*named, *arguments[index + 1 :]),
+            ]
     return [*arguments, "--config", f"device={device}"]
 
 

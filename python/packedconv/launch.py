@@ -39,8 +39,10 @@ def with_config_files(files: Sequence[str], arguments: Sequence[str]) -> list[st
     Of several --configfile options Snakemake takes the last one only, so there must be one.
     """
     for index, argument in enumerate(arguments):
-        if argument in ("--configfile", "--configfiles"):
-            return [*arguments[: index + 1], *files, *arguments[index + 1 :]]
+        option, joined, first = argument.partition("=")
+        if option in ("--configfile", "--configfiles"):
+            named = [first] if joined else []
+            return [*arguments[:index], option, *files, *named, *arguments[index + 1 :]]
     return [*arguments, *(["--configfile", *files] if files else [])]
 
 

@@ -165,7 +165,14 @@ def settings_of(
 def check_names(order: Order, hosts: Sequence[str]) -> None:
     """Raise ValueError for a name that nothing can be imported under, before work starts."""
     device = order.settings["device"]["name"]
-    for name in names(order, hosts).values():
+    named: dict[str, str] = {}
+    for host, name in names(order, hosts).items():
+        if name in named:
+            raise ValueError(
+                f"hosts: expected a name for each, got {name} for {named[name]} and for {host}; "
+                "measure one after the other, each with its own --as NAME"
+            )
+        named[name] = host
         taken = name in (*RESERVED, *configuration.device_names(order.root))
         if taken or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
             raise ValueError(

@@ -143,7 +143,8 @@ def load_object(path: str) -> typing.Dict[str, typing.Any]:
             content = json.load(stream)
     except FileNotFoundError:
         raise BundleError(f"{path}: not found; measure first, or name another folder") from None
-    except ValueError as error:
+    # So deep that reading it ends the recursion: no file of ours.
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: expected JSON, got {error}; make it again") from None
     if not isinstance(content, dict):
         raise BundleError(f"{path}: expected an object of JSON; make it again")

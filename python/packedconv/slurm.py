@@ -135,7 +135,7 @@ def jobs_of(prefix: str, folder: pathlib.Path) -> list[str]:
     """Numbers of jobs in the queue, or at work, whose name has this prefix, sent from a folder."""
     said = _say(["squeue", "--me", "--noheader", "--format=%i|%j|%Z"])
     rows = [line.strip().split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
-    return [job for job, name, sent in rows if name.startswith(prefix) and sent == str(folder)]
+    return [job for job, name, sent in rows if _is_of(prefix, name) and sent == str(folder)]
 
 
 def pending(prefix: str) -> list[Pending]:
@@ -146,10 +146,13 @@ def pending(prefix: str) -> list[Pending]:
         return []
     rows = [line.strip().split("|", 3) for line in said.splitlines() if line.count("|") >= 3]
     return [
-        Pending(job, comment, reason)
-        for job, name, comment, reason in rows
-        if name.startswith(prefix)
+        Pending(job, comment, reason) for job, name, comment, reason in rows if _is_of(prefix, name)
     ]
+
+
+def _is_of(prefix: str, name: str) -> bool:
+    """Whether a job has this prefix, to which Snakemake's executor adds one id for all."""
+    return name.rpartition("_")[0] == prefix
 
 
 def _say(command: Sequence[str]) -> str:

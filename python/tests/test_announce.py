@@ -104,6 +104,27 @@ def test_an_earlier_run_gives_the_estimate(tmp_path):
     assert announce.stored_seconds(half, tmp_path) < 300
 
 
+def test_an_imported_run_gives_no_estimate(tmp_path):
+    store(tmp_path, "theirs", 400, settings())
+    (tmp_path / "results/cpu/theirs/origin.json").write_text("{}")
+    assert announce.stored_seconds(settings(), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "few.yaml: No such file or directory; paths are relative to"),
+        ("- run\n", "few.yaml: expected a mapping of keys to values, got list"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path, text, message):
+    path = tmp_path / "few.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        announce.merged_config([str(path)], [], ROOT)
+
+
 def test_a_small_run_does_not_give_the_estimate_of_a_large_one(tmp_path):
     store(tmp_path, "smoke", 30, settings(files=SMOKE))
     assert announce.stored_seconds(settings(), tmp_path) is None

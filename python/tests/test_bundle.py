@@ -359,6 +359,7 @@ def test_names_are_those_of_the_configuration():
         (lambda run: (run / "settings.json").unlink(), "settings.json: not found"),
         (lambda run: (run / "settings.json").write_text("{}"), "expected the settings of a run"),
         (lambda run: (run / "settings.json").write_text("{"), "expected JSON"),
+        (lambda run: (run / "settings.json").write_text("[" * 100_000), "expected JSON"),
         (lambda run: (run / "bench/oc8.csv").write_text("x"), "expected the rows that the facts"),
         (lambda run: (run / "steps.link").symlink_to("steps.csv"), "expected a regular file"),
         (lambda run: (run / "with space").touch(), "expected a regular file with a name of"),

@@ -165,7 +165,7 @@ def test_a_rejection_has_the_words_of_slurm(commands):
 
 def test_jobs_of_another_folder_or_device_are_not_ours(commands, tmp_path):
     rows = [f"7|packedconv-cpu-paper_1|{tmp_path}", "8|packedconv-cpu-paper_2|elsewhere"]
-    rows += [f"9|packedconv-h200-paper_1|{tmp_path}"]
+    rows += [f"9|packedconv-h200-paper_1|{tmp_path}", f"10|packedconv-cpu-paper2_1|{tmp_path}"]
     commands("squeue", "\n".join(rows))
     assert slurm.jobs_of("packedconv-cpu-paper", tmp_path) == ["7"]
 
@@ -177,6 +177,7 @@ def test_jobs_of_another_folder_or_device_are_not_ours(commands, tmp_path):
         (["-n"], ["-n", "--config", "device=h200"]),
         (["--config", "seed=2", "-n"], ["--config", "device=h200", "seed=2", "-n"]),
         (["-C", "seed=2"], ["-C", "device=h200", "seed=2"]),
+        (["--config=seed=2", "-n"], ["--config", "device=h200", "seed=2", "-n"]),
     ],
 )
 def test_the_device_joins_the_configuration_of_the_call(arguments, expected):

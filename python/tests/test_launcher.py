@@ -365,6 +365,10 @@ def test_two_first_calls_set_up_once(clone):
         (["all", "--config", "seed=2"], "--cores 1 all --config seed=2"),
         (["smoke"], "--cores 1 all --configfile config/smoke.yaml"),
         (["smoke", "-n"], "--cores 1 all -n --configfile config/smoke.yaml"),
+        (
+            ["smoke", "--configfile=few.yaml", "-n"],
+            "--cores 1 all --configfile config/smoke.yaml few.yaml -n",
+        ),
         (["figures/fig5a.pdf"], "--cores 1 figures/fig5a.pdf"),
         (["-n", "all"], "--cores 1 -n all"),
         (["--unlock"], "--cores 1 --unlock"),

@@ -253,6 +253,11 @@ def test_several_hosts_have_several_names(fleet):
     }
 
 
+def test_hosts_of_one_name_are_refused_before_work_starts(fleet):
+    with pytest.raises(ValueError, match="got lab-nano for alice@nano and for bob@nano"):
+        remote.check_names(fleet.order(name="lab"), ["alice@nano", "bob@nano"])
+
+
 def test_the_call_of_ssh(fleet):
     order = fleet.order(ssh_options=["Port=2222"], batch=False, python="~/a venv/bin/python")
     command = remote.ssh_command("me@nano", order)

@@ -94,6 +94,16 @@ def test_what_was_made_is_shown_and_what_was_not_is_named(report, capsys):
     assert "(1):\n  figures/tiny/fig5b.png\n" in capsys.readouterr().err
 
 
+def test_another_device_of_the_run_is_shown_where_it_is_wanted(report):
+    path = report.root / "figures/tiny/tegra-x1/machine.html"
+    path.parent.mkdir()
+    path.touch()
+    assert "figures/tiny/tegra-x1/machine.html" not in report.made([])
+    wanted = ["figures/tiny/tegra-x1/machine.html"]
+    assert set(wanted) < set(report.made(wanted))
+    assert report.missing == []
+
+
 def test_marks_are_of_what_a_browser_shows(report):
     from snakemake.io import get_flag_value, is_flagged
 

@@ -16,6 +16,8 @@ from packedconv.report.contents import Entry
 PAGES = "docs/report"
 # What a browser shows without help: of figures and of tables.
 SUFFIXES = (".png", ".html")
+# In figures/ itself, whatever run they are asked for with.
+OF_NO_RUN = ("instructions", "bounds_", "mappings")
 
 
 class Report:
@@ -92,12 +94,16 @@ class Report:
 
         What is wanted and not there is kept in `missing`, and said on stderr.
         """
-        folders = dict.fromkeys((self.figures, f"{self.figures}/{self.device}", "figures"))
+        wanted = [path for path in map(str, wanted) if path.endswith(SUFFIXES)]
+        # Of this run on other devices too, where their results are shown.
+        others = [os.path.dirname(path) for path in wanted if path.startswith(f"{self.figures}/")]
+        of_run = (self.figures, f"{self.figures}/{self.device}", *others)
+        folders = dict.fromkeys((*of_run, "figures"))
         found = {}
         for folder in folders:
             for path in sorted((self.root / folder).glob("*.*")):
                 name = f"{folder}/{path.name}"
-                if path.suffix in SUFFIXES and self._belongs(name):
+                if path.suffix in SUFFIXES and self._belongs(name, of_run):
                     found[self.target(name)] = name
         # Snakemake wants all that is marked in the files which a result is made from.
         whole = {
@@ -105,19 +111,17 @@ class Report:
             for target, name in found.items()
             if all(need in found for need in self.entry(name).needs)
         }
-        wanted = [path for path in map(str, wanted) if path.endswith(SUFFIXES)]
         self.missing = [path for path in wanted if self.target(path) not in whole]
         if self.missing:
             print(self._message(), file=sys.stderr)
         return list(whole.values())
 
-    def _belongs(self, path: str) -> bool:
+    def _belongs(self, path: str, of_run: Sequence[str]) -> bool:
         target = self.target(path)
         if contents.find(self.entries, target) is None:
             return False
         # In figures/ itself lies another run's, but for what no run measures.
-        of_run = os.path.dirname(path) in (self.figures, f"{self.figures}/{self.device}")
-        return of_run or target.startswith(("instructions", "bounds_", "mappings"))
+        return os.path.dirname(path) in of_run or target.startswith(OF_NO_RUN)
 
     def _message(self) -> str:
         listed = "\n".join(f"  {path}" for path in self.missing)

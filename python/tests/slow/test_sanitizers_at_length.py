@@ -86,4 +86,4 @@ def test_cuda_kernels_under_address_sanitizer(implementation, limits, step):
             assert not result.output.isnan().any(), f"NaN: {one.layer}"
             excess = (result.output.double() - one.expected).abs() - one.bound
             assert bool((excess <= 0).all()), f"over the bound by {excess.max()}: {one.layer}"
-    assert kernels == ({"general"} if implementation == "general" else {"column", "general"})
+    assert ("general" if implementation == "general" else "column") in kernels

@@ -177,7 +177,7 @@ def test_a_job_that_is_rejected_later_does_not_stop_the_rest(measured):
     assert status == 1, said
     assert "cpu: sbatch: error: invalid partition specified: nowhere" in said
     results = measured.folder / "results" / "cpu" / "later"
-    assert sorted(path.name for path in results.glob("check/*")) == ["oc12.csv", "oc8.csv"]
+    assert sorted(path.name for path in results.glob("check/*.csv")) == ["oc12.csv", "oc8.csv"]
     assert (results / "ceilings.csv").exists()
     assert not (results / "samples.csv").exists()
 
