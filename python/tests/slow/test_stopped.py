@@ -39,7 +39,7 @@ def trio(stem):
 
 
 def table(stem):
-    return f"{stem}.csv", f"{stem}.md", f"{stem}.tex"
+    return f"{stem}.csv", f"{stem}.md", f"{stem}.tex", f"{stem}.html"
 
 
 STAGES = {
