@@ -22,7 +22,7 @@ from packedconv.files import atomic_write
 
 # What prints a version, by the name that the record gives it.
 TOOLS = {
-    "Slurm": ("sinfo", "--version"),
+    "Slurm": ("slurmd", "-V"),
     "OpenSSH": ("ssh", "-V"),
     "Chromium": ("chromium", "--version"),
     "GCC": ("gcc", "--version"),

@@ -92,7 +92,13 @@ def test_as_an_ordinary_user(public):
     owned(checkout.folder)
     home, temporary = owned(public / "home"), owned(public / "tmp")
     before = {path.name for path in pathlib.Path("/tmp").iterdir()}
-    done = run_behind(as_nobody(), checkout, *TARGETS, HOME=str(home), TMPDIR=str(temporary))
+    settings = {
+        "HOME": str(home),
+        "TMPDIR": str(temporary),
+        # The launcher, which may have started this, names one of its own.
+        "XDG_CACHE_HOME": str(home / ".cache"),
+    }
+    done = run_behind(as_nobody(), checkout, *TARGETS, **settings)
     assert done.returncode == 0, done.stdout
     assert all(name.startswith(".cache/snakemake/") for name in left_in(home)), left_in(home)
     assert left_in(temporary) == []
