@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 
 import pytest
 from checkout import (
@@ -14,6 +15,15 @@ from checkout import (
     layers_being_measured,
     wait_for,
 )
+
+
+def kill(process: subprocess.Popen, whole_group: bool) -> None:
+    """Kill Snakemake alone, or with all that it started, and return once it has ended."""
+    if whole_group:
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["snakemake", "group"])
@@ -30,11 +40,7 @@ def test_kill_during_a_measurement(tmp_path, whole_group):
     wait_for(lambda: finished() and layers_being_measured(checkout.folder) - finished(), process)
     finished_layers = {path.name: path.read_bytes() for path in bench.glob("oc*.csv")}
     assert len(finished_layers) == 1
-    if whole_group:
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
+    kill(process, whole_group)
 
     assert checkout.run(target, "--unlock").returncode == 0
     done = checkout.run(target)
@@ -62,11 +68,7 @@ def test_kill_during_a_listed_measurement(tmp_path, whole_group):
     )
     finished_layers = {path.name: path.read_bytes() for path in folder.glob("[!.]*.csv")}
     assert len(finished_layers) == 1
-    if whole_group:
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
+    kill(process, whole_group)
 
     assert checkout.run(*targets, "--unlock").returncode == 0
     done = checkout.run(*targets)
