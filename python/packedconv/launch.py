@@ -108,7 +108,7 @@ def run_tests(arguments: Sequence[str]) -> int:
     if status:
         return status
     if not arguments:
-        print("Tests: about a quarter of an hour on two cores.")
+        print("Tests: about half an hour on two cores.")
     # Test processes share the cores, so threads that wait must not spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A file's tests stay together, since they share what takes long to make. The order is that of
