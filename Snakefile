@@ -35,6 +35,13 @@ if hindrance:
 atexit.register(disk.say_full_disks, workflow.basedir)
 
 
+onstart:
+    # For a limit of jobs by time, which nothing here needs, Snakemake would look through all jobs
+    # that wait once a second, and once more for every job that has ended: a core that a
+    # measurement under way would have to share with it.
+    workflow.scheduler.job_rate_limiter = None
+
+
 configfile: "config/config.yaml"
 
 
@@ -1311,7 +1318,9 @@ rule bundle:
         further=beside_the_layers,
         sources=[
             f"{PACKAGE}/{name}.py"
-            for name in "bundle files run_folder run_names samples_file seal".split()
+            for name in (
+                "bundle files layer run_folder run_names samples_file seal settings"
+            ).split()
         ],
     output:
         f"bundles/{DEVICE}-{RUN}.tar.gz",

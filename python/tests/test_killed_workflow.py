@@ -1,11 +1,14 @@
-"""Measurements that are killed, or started in two clones at once: nothing finished is lost."""
+"""Measurements that are killed, started in two clones at once, or have to share the cores with the
+workflow: nothing finished is lost, and nothing is disturbed."""
 
 import hashlib
 import json
 import os
 import signal
 import subprocess
+import time
 
+import psutil
 import pytest
 from checkout import (
     LISTED_WARM,
@@ -50,6 +53,28 @@ def test_kill_during_a_measurement(tmp_path, whole_group):
     assert not layers_being_measured(checkout.folder)
     assert checkout.run(target, "-n").stdout.count("Nothing to be done") == 1
     check_complete(checkout)
+
+
+def test_snakemake_leaves_the_cores_to_a_measurement(tmp_path):
+    """While many jobs wait, and after many have ended."""
+    checkout = Checkout(tmp_path / "packedconv", executions=SLOW_EXECUTIONS)
+    process = checkout.start("all")
+    wait_for(lambda: layers_being_measured(checkout.folder), process)
+    workflow = psutil.Process(process.pid)
+    try:
+        (measuring,) = (
+            child
+            for child in workflow.children(recursive=True)
+            if child.name().startswith("python") and "scripts/bench.py" in child.cmdline()
+        )
+        measuring.suspend()
+        time.sleep(1)  # what it does once, after the start of a job
+        before = workflow.cpu_times()
+        time.sleep(5)
+        after = workflow.cpu_times()
+    finally:
+        kill(process, whole_group=True)
+    assert after.user + after.system - before.user - before.system < 0.2
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["snakemake", "group"])
