@@ -26,7 +26,7 @@ from tabulate import tabulate
 from packedconv import announce, slurm
 from packedconv import config as configuration
 from packedconv.files import atomic_write
-from packedconv.launch import is_dry_run
+from packedconv.launch import is_dry_run, run
 
 LOCK = "build/cluster.lock"
 PLUGIN = "snakemake_executor_plugin_slurm"
@@ -38,6 +38,7 @@ REASONS = re.compile(
 # A line that has the time alone: the log keeps it.
 TIME = re.compile(r"\[\w{3} \w{3} [\d: ]+\]\s*$")
 POLL_SECONDS = 30.0
+ENDED_BY_SIGNAL = 128  # and more: exit statuses of launch.run for a command that a signal ended
 PREFIX_LENGTH = 50  # of a job's name, that the plugin allows
 
 
@@ -78,8 +79,8 @@ def main(arguments: Sequence[str]) -> int:
     root = pathlib.Path.cwd()
     try:
         jobs = _jobs(options, passed, root)
-        with _only_one():
-            return _run(jobs, passed, root)
+        with _only_one() as lock:
+            return _run(jobs, passed, root, lock)
     except (slurm.SlurmError, ValueError) as error:
         print(f"artifact: error: {error}", file=sys.stderr)
         return 2
@@ -146,8 +147,10 @@ def with_device(device: str, arguments: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _only_one() -> Iterator[None]:
+def _only_one() -> Iterator[int]:
     """Keep a second call out of this folder. Raises ValueError where one is at work.
+
+    Yields a descriptor that holds the lock for as long as a process has it open.
 
     Snakemake's own lock cannot: it is one folder of files, which the first Snakemake to end
     removes with the locks of all others in it. So the parallel ones go without, and make
@@ -167,33 +170,42 @@ def _only_one() -> Iterator[None]:
                 f"{LOCK}: expected no other call of cluster in this folder, found one at work; "
                 "wait for it, or use another clone"
             ) from None
-        yield
+        yield stream.fileno()
 
 
-def _run(jobs: Sequence[Job], passed: Sequence[str], root: pathlib.Path) -> int:
-    command = [*SNAKEMAKE, "build", "--cores", "1", *with_device(jobs[0].device, passed)]
-    status = subprocess.run(command, check=False).returncode
+def _run(jobs: Sequence[Job], passed: Sequence[str], root: pathlib.Path, lock: int) -> int:
+    build = [*SNAKEMAKE, "build", "--cores", "1", *with_device(jobs[0].device, passed)]
+    status = run(build)
     if status:
         return status
     ready = [job for job in jobs if _place(job, root)]
     if is_dry_run(passed):
-        statuses = [subprocess.run(_command(job, passed), check=False).returncode for job in ready]
-        return 1 if any(statuses) or len(ready) < len(jobs) else 0
-    with _passing_signals_on(ready):
-        threads = [threading.Thread(target=_measure, args=(job, passed)) for job in ready]
+        for job in ready:
+            status = run(_command(job, passed))
+            if status >= ENDED_BY_SIGNAL:
+                return status
+            job.outcome = "failed" if status else "done"
+        return 1 if any(job.outcome != "done" for job in jobs) else 0
+    for job in ready:
+        _note_node(job)
+    stopped = threading.Event()
+    with _passing_signals_on(ready, stopped):
+        threads = [
+            threading.Thread(target=_measure, args=(job, passed, lock, stopped)) for job in ready
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     rendered = 0
     done = [job for job in jobs if job.outcome == "done"]
-    if done:
+    if done and not stopped.is_set():
         # Of figures that are not of one device, those of the first that was named.
         command = [*SNAKEMAKE, "all", "--workflow-profile", slurm.PROFILE]
         command += [*with_device(done[0].device, passed), *_requested(done[0])]
-        rendered = subprocess.run(command, check=False).returncode
-    print(summary(jobs, rendered))
-    return 1 if rendered or len(done) < len(jobs) else 0
+        rendered = run(command)
+    print(summary(jobs, bool(rendered) or stopped.is_set()))
+    return 1 if rendered or stopped.is_set() or len(done) < len(jobs) else 0
 
 
 def _place(job: Job, root: pathlib.Path) -> bool:
@@ -232,13 +244,19 @@ def _node_file(job: Job) -> str:
 
 def _begun_on(job: Job) -> str | None:
     """The node that the results at hand are of; None where nothing was measured yet."""
-    if not os.path.exists(f"results/{job.device}/{job.run}/settings.json"):
+    if not glob.glob(f"results/{job.device}/{job.run}/**/*.csv", recursive=True):
         return None
     try:
         with open(_node_file(job), encoding="utf-8") as stream:
             return json.load(stream)["node"]
     except FileNotFoundError:
         return None
+
+
+def _note_node(job: Job) -> None:
+    os.makedirs(os.path.dirname(_node_file(job)), exist_ok=True)
+    with atomic_write(_node_file(job)) as path, open(path, "w", encoding="utf-8") as stream:
+        json.dump({"node": job.node}, stream)
 
 
 def _requested(job: Job) -> list[str]:
@@ -254,28 +272,37 @@ def _command(job: Job, passed: Sequence[str]) -> list[str]:
     return [*SNAKEMAKE, *target, *with_device(job.device, passed), *_requested(job)]
 
 
-def _measure(job: Job, passed: Sequence[str]) -> None:
+def _measure(job: Job, passed: Sequence[str], lock: int, stopped: threading.Event) -> None:
     """Run Snakemake for one device to its end, its output to the terminal and a log."""
-    os.makedirs(os.path.dirname(job.log), exist_ok=True)
-    with atomic_write(_node_file(job)) as path, open(path, "w", encoding="utf-8") as stream:
-        json.dump({"node": job.node}, stream)
     started = time.monotonic()
     found: dict[str, None] = {}
-    job.process = subprocess.Popen(
-        _command(job, passed),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    with job.process, _watching(job), open(job.log, "a", encoding="utf-8") as log:
-        for line in job.process.stdout or ():
-            log.write(line)
-            if not TIME.match(line):
-                job.say(line)
-            reason = REASONS.search(line)
-            if reason:
-                found[reason[0].strip().removesuffix("'.")] = None
+    try:
+        with open(job.log, "a", encoding="utf-8") as log:
+            if stopped.is_set():
+                return
+            # It outlives a kill of this process, and the folder stays locked with it.
+            job.process = subprocess.Popen(
+                _command(job, passed),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                pass_fds=[lock],
+            )
+            if stopped.is_set():  # just now
+                job.process.send_signal(signal.SIGINT)
+            with job.process, _watching(job):
+                for line in job.process.stdout or ():
+                    log.write(line)
+                    if not TIME.match(line):
+                        job.say(line)
+                    reason = REASONS.search(line)
+                    if reason:
+                        found[reason[0].strip().removesuffix("'.")] = None
+    except OSError as error:
+        job.seconds = time.monotonic() - started
+        job.fail("failed", str(error))
+        return
     status = job.process.returncode
     job.seconds = time.monotonic() - started
     job.outcome = "failed" if status else "done"
@@ -306,16 +333,21 @@ def _watch(job: Job, ended: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def _passing_signals_on(jobs: Sequence[Job]) -> Iterator[None]:
-    """Where this process is asked to end, every Snakemake gets a Ctrl-C: it cancels its jobs."""
+def _passing_signals_on(jobs: Sequence[Job], stopped: threading.Event) -> Iterator[None]:
+    """Where this process is asked to end, every Snakemake gets a Ctrl-C: it cancels its jobs.
+
+    `stopped` is set then.
+    """
 
     def interrupt(received: int, _: Any) -> None:
+        stopped.set()
         for job in jobs:
             if job.process is not None and job.process.poll() is None:
                 job.process.send_signal(signal.SIGINT)
 
     def wait(received: int, _: Any) -> None:
         """Ctrl-C reaches them from the terminal. Not SIG_IGN, which they would inherit."""
+        stopped.set()
 
     handlers = {signal.SIGINT: wait, signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -326,8 +358,11 @@ def _passing_signals_on(jobs: Sequence[Job]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def summary(jobs: Sequence[Job], rendered: int) -> str:
-    """What became of each device, as a table, with the reasons of those that failed."""
+def summary(jobs: Sequence[Job], unrendered: bool) -> str:
+    """What became of each device, as a table, with the reasons of those that failed.
+
+    unrendered: whether what the devices share could not be rendered.
+    """
     rows = [
         [
             *(job.device, job.run, job.outcome or "not run", job.node or "–"),
@@ -339,8 +374,8 @@ def summary(jobs: Sequence[Job], rendered: int) -> str:
     lines = [tabulate(rows, headers=head, tablefmt="simple", disable_numparse=True)]
     for job in jobs:
         lines += [f"{job.device}: {reason}" for reason in job.reasons[-5:]]
-    if rendered:
+    if unrendered:
         lines.append("What the devices share was not rendered: see above")
-    if rendered or any(job.outcome != "done" for job in jobs):
+    if unrendered or any(job.outcome != "done" for job in jobs):
         lines.append("The same command again repeats what is not finished, and nothing else.")
     return "\n".join(["", *lines])

@@ -71,3 +71,17 @@ def output_size(size: int, kernel_size: int, stride: int, padding: int, dilation
 def nonzero_count(weight_count: int, sparsity: float) -> int:
     """Number of nonzeros that a sparsity leaves: round((1 - S) · n), half to even."""
     return round((1 - sparsity) * weight_count)
+
+
+def sparsity_key(sparsity: float) -> str:
+    """Name of a sparsity in files: "s90" for 0.90, "s905" for 0.905.
+
+    Raises ValueError unless the sparsity is a multiple of 0.001 in [0, 1).
+    """
+    thousandths = round(1000 * sparsity)
+    if not 0 <= thousandths < 1000 or abs(thousandths - 1000 * sparsity) > 1e-6:
+        raise ValueError(
+            f"sparsity: expected a multiple of 0.001 from 0 to 0.999, got {sparsity!r}"
+        )
+    digits = "%03d" % thousandths
+    return "s" + (digits[:2] if digits.endswith("0") else digits)

@@ -5,8 +5,7 @@ import json
 import math
 import typing
 
-from packedconv.layer import Layer, nonzero_count
-from packedconv.weights import UNIFORM_INPUTS, UNIFORM_WEIGHTS, sparsity_key
+from packedconv.layer import Layer, nonzero_count, sparsity_key
 
 Settings = typing.Dict[str, typing.Any]
 
@@ -14,6 +13,10 @@ _KEYS = {"device", "run", "seed", "sparsities", "threads", "protocol", "layers"}
 _OPTIONAL = {"weights", "inputs", "contenders"}
 # What a run on a GPU times: everything, or the paper's kernel against default PyTorch.
 CONTENDERS = ("all", "paper-protocol")
+# How weights and inputs are drawn, where settings do not say.
+BOUND_FORMULA = "sqrt(6/(K^2*IC))"
+UNIFORM_WEIGHTS = {"distribution": "uniform", "bound": BOUND_FORMULA}
+UNIFORM_INPUTS = {"distribution": "uniform", "low": 0.0, "high": 1.0}
 _PROTOCOL = {"rounds": 1, "executions": 1, "warmup_executions": 0, "trial_executions": 1}
 
 

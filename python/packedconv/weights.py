@@ -21,28 +21,11 @@ import zipfile
 import numpy as np
 
 from packedconv.files import atomic_write
-from packedconv.layer import Layer, nonzero_count
-
-BOUND_FORMULA = "sqrt(6/(K^2*IC))"
-UNIFORM_WEIGHTS = {"distribution": "uniform", "bound": BOUND_FORMULA}
-UNIFORM_INPUTS = {"distribution": "uniform", "low": 0.0, "high": 1.0}
+from packedconv.layer import Layer, nonzero_count, sparsity_key
+from packedconv.settings import BOUND_FORMULA, UNIFORM_INPUTS, UNIFORM_WEIGHTS
 
 # Half of the smallest FP16 number: what is not larger becomes zero when packed.
 _SMALLEST = 2.0**-25
-
-
-def sparsity_key(sparsity: float) -> str:
-    """Name of a sparsity in files: "s90" for 0.90, "s905" for 0.905.
-
-    Raises ValueError unless the sparsity is a multiple of 0.001 in [0, 1).
-    """
-    thousandths = round(1000 * sparsity)
-    if not 0 <= thousandths < 1000 or abs(thousandths - 1000 * sparsity) > 1e-6:
-        raise ValueError(
-            f"sparsity: expected a multiple of 0.001 from 0 to 0.999, got {sparsity!r}"
-        )
-    digits = "%03d" % thousandths
-    return "s" + (digits[:2] if digits.endswith("0") else digits)
 
 
 def weight_seed(seed: int, layer: Layer, sparsity: float) -> int:

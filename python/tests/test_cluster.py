@@ -194,13 +194,20 @@ with open("calls", "a") as stream:
 if target == "device" and device == "tegra-x1":
     print("SLURM sbatch failed. The error message was 'sbatch: error: QOSMaxSubmitJob'.")
     sys.exit(1)
-if target == "device" and os.path.exists("wait"):
-    open(device, "w").close()
+if os.path.exists(f"wait-{device}-{target}"):
     try:
+        open(f"{device}-{target}", "w").close()
         time.sleep(60)
     except KeyboardInterrupt:
         print("Terminating processes on user request")
         sys.exit(1)
+"""
+CODE = """
+import sys
+from packedconv import cluster
+cluster.SNAKEMAKE = (sys.executable, "fake.py")
+cluster.PLUGIN = "yaml"
+sys.exit(cluster.main(["--requests", "devices.yaml", "--devices", "cpu", "h200"]))
 """
 
 
@@ -301,28 +308,96 @@ def test_a_locked_folder_is_left_alone(folder, capsys):
     assert "scripts/artifact --unlock" in capsys.readouterr().err
 
 
-def test_two_calls_in_a_folder_do_not_meet_and_a_signal_reaches_all(folder, capsys):
-    (folder / "wait").touch()
-    code = (
-        "import sys; from packedconv import cluster;"
-        "cluster.SNAKEMAKE = (sys.executable, 'fake.py'); cluster.PLUGIN = 'yaml';"
-        "sys.exit(cluster.main(['--requests', 'devices.yaml', '--devices', 'cpu', 'h200']))"
-    )
+def begun(folder, *stages):
+    """A call for two devices, which is in these stages: <device>-<target>, each of which waits."""
+    for stage in stages:
+        (folder / f"wait-{stage}").touch()
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", CODE], stdout=subprocess.PIPE, text=True, env=environment
     )
     deadline = time.monotonic() + 60
-    while not all((folder / device).exists() for device in ("cpu", "h200")):
+    while not all((folder / stage).exists() for stage in stages):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return process
+
+
+def test_two_calls_in_a_folder_do_not_meet_and_a_signal_reaches_all(folder, capsys):
+    process = begun(folder, "cpu-device", "h200-device")
     assert call("--devices", "tegra-x1") == 2
     assert "found one at work" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate()
     assert process.returncode == 1
     assert said.count("Terminating processes on user request") == 2
+
+
+def test_after_a_signal_nothing_is_rendered(folder):
+    """Also where a device was done before."""
+    process = begun(folder, "h200-device")
+    log = folder / "logs/cpu/paper/cluster.log"
+    deadline = time.monotonic() + 60
+    while len(calls(folder)) < 3 or not log.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate()
+    assert process.returncode == 1
+    assert re.search(r"^cpu +paper +done ", said, re.MULTILINE)
+    assert "was not rendered" in said
+    assert [line.split()[0] for line in calls(folder)] == ["build", "device", "device"]
+
+
+@pytest.mark.parametrize("stage", ["cpu-build", "cpu-all"])
+def test_a_signal_reaches_what_is_not_of_one_device(folder, stage):
+    process = begun(folder, stage)
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    process.communicate()
+    assert process.returncode != 0
+    assert time.monotonic() - began < 30
+    assert calls(folder)[-1].split()[0] == stage.partition("-")[2]
+
+
+def test_a_kill_leaves_the_folder_locked_while_devices_are_at_work(folder, capsys):
+    process = begun(folder, "cpu-device", "h200-device")
+    process.kill()
+    process.wait()
+    assert call("--devices", "tegra-x1") == 2
+    assert "found one at work" in capsys.readouterr().err
+    left = [int(pid) for pid in subprocess.check_output(["pgrep", "-f", "fake.py device"]).split()]
+    for pid in left:
+        if os.path.samefile(f"/proc/{pid}/cwd", folder):
+            os.kill(pid, signal.SIGKILL)
+    process.stdout.close()
+    for stage in ("cpu-device", "h200-device"):
+        (folder / f"wait-{stage}").unlink()
+    deadline = time.monotonic() + 60
+    while call("--devices", "cpu") != 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_log_that_cannot_be_written_is_a_reason(folder, capfd):
+    (folder / "logs/cpu/paper/cluster.log").mkdir(parents=True)
+    assert call("--devices", "cpu", "h200") == 1
+    said = capfd.readouterr().out
+    assert "cpu: [Errno 21] Is a directory: 'logs/cpu/paper/cluster.log'" in said
+    assert re.search(r"^h200 +paper +done ", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("measured", ["bench/oc8.csv", "ceilings.csv"])
+def test_a_run_stays_on_its_node_also_without_its_settings(folder, commands, measured, capfd):
+    assert call("--devices", "cpu") == 0
+    path = folder / "results/cpu/paper" / measured
+    path.parent.mkdir(parents=True)
+    path.touch()
+    (folder / "devices.yaml").write_text("devices: {cpu: {node: n4}}")
+    assert call("--devices", "cpu") == 1
+    assert "expected node n3, on which run paper began, got node n4" in capfd.readouterr().out
 
 
 # Prints which rules a profile for a cluster would submit.
