@@ -5,7 +5,7 @@
 #
 # The folder holds settings.json, made on another machine; the extension is built. Needs
 # Python 3.6 with PyTorch and numpy; PYTHON=/path/to/python3 names another one. After a kill the
-# same command goes on: finished steps are kept unless the extension was built anew.
+# same command goes on: finished steps are kept unless the extension or the scripts changed.
 set -euo pipefail
 
 results=${1:?"expected the folder of the run, results/<device>/<run>"}
@@ -19,6 +19,7 @@ cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.."
 python=${PYTHON:-python3}
 export PYTHONPATH=$PWD/python
 stamp=build/extension.json
+sources=build/sources.sha256
 mkdir -p "$results"/{weights,check,bench}
 
 say() { printf '%s  %s\n' "$(date +%T)" "$*"; }
@@ -27,19 +28,23 @@ say() { printf '%s  %s\n' "$(date +%T)" "$*"; }
 outdated() {
     local file=$1 source
     [[ -s $file ]] || return 0
-    for source in "$settings" "$stamp" "${@:2}"; do
+    for source in "$settings" "$stamp" "$sources" "${@:2}"; do
         [[ ! $source -nt $file ]] || return 0
     done
     return 1
 }
 
-# The same extension keeps the old stamp, and with it what was measured.
+# The same content keeps the old file, and with it what was measured.
+renew() {
+    if cmp --silent "$1" "$2"; then rm "$1"; else mv "$1" "$2"; fi
+}
+
 "$python" scripts/stamp.py --out build/extension.new.json
-if cmp --silent build/extension.new.json "$stamp"; then
-    rm build/extension.new.json
-else
-    mv build/extension.new.json "$stamp"
-fi
+renew build/extension.new.json "$stamp"
+# Of the code that measures, too.
+find scripts python/packedconv -name '*.py' -print0 | LC_ALL=C sort -z |
+    xargs -0 sha256sum >build/sources.new
+renew build/sources.new "$sources"
 
 layers=$("$python" -c 'import json, sys
 for layer in json.load(open(sys.argv[1]))["layers"]:
@@ -70,9 +75,13 @@ if outdated "$results/ceilings.csv"; then
 fi
 for layer in $layers; do
     say "timing $layer"
+    # By itself it does not see that scripts changed.
+    again=()
+    [[ ! "$sources" -nt $results/bench/$layer.csv ]] || again=(--force)
     "$python" scripts/bench.py --settings "$settings" --layer "$layer" \
         --weights "$results/weights/$layer.npz" --stamp "$stamp" \
-        --out "$results/bench/$layer.csv" --facts "$results/bench/$layer.json"
+        --out "$results/bench/$layer.csv" --facts "$results/bench/$layer.json" \
+        ${again[@]+"${again[@]}"}
 done
 [[ -z $experiments ]] || mkdir -p "$results"/{ablation,fixed_cost}
 for layer in ${experiments:+$layers}; do

@@ -469,6 +469,7 @@ class Runner:
         self._offset: int | None = None
         self._reboots = 0
         self._connected = False
+        self._fetched = 0  # blocks of a bundle
 
     def measure(self) -> str:
         """Measure and import; returns what came of it. Raises HostError."""
@@ -483,15 +484,19 @@ class Runner:
         pause, lost = FIRST_PAUSE, time.monotonic()
         said = ""
         while True:
+            began, before = time.monotonic(), self._progress()
             try:
                 with Session(self._host, self._order, self._words) as session:
                     if self._connected:
                         self._say("connected again")
-                    self._connected, pause, said = True, FIRST_PAUSE, ""
+                    self._connected, said = True, ""
                     try:
                         return work(session)
                     finally:
-                        lost = time.monotonic()
+                        # One that breaks off at once, again and again, is as good as none.
+                        held = time.monotonic() - began > QUIET_SECONDS
+                        if held or self._progress() != before:
+                            pause, lost = FIRST_PAUSE, time.monotonic()
             except DroppedError as dropped:
                 if not self._connected or dropped.lasting:
                     raise HostError(dropped.words, dropped.step) from None
@@ -506,6 +511,10 @@ class Runner:
                     self._say(f"no connection ({said.splitlines()[-1]}); trying again")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _progress(self) -> tuple[object, ...]:
+        """What a connection that is of use changes."""
+        return self._attempt, self._offset, self._fetched
 
     def _words(self, text: str) -> None:
         """What ssh says: at first as it says it, later once, when it has given up."""
@@ -570,7 +579,9 @@ class Runner:
 
     def _follow(self, session: Session) -> dict[str, Any]:
         """Show what the work prints until it ends; its state then."""
-        session.ask(do="follow", folder=self._order.folder, offset=self._offset)
+        session.ask(
+            do="follow", folder=self._order.folder, attempt=self._attempt, offset=self._offset
+        )
         shown = time.monotonic()
         while True:
             record = session.answer()
@@ -604,13 +615,13 @@ class Runner:
         path = folder / f"{slug(self._host)}-{pathlib.PurePosixPath(state['bundle']).name}"
         with _alone(path, self._say):
             if not path.exists():
-                self._fetch(session, path)
+                self._fetch(session, path, state["attempt"])
             return self._import(path, device, run)
 
-    def _fetch(self, session: Session, path: pathlib.Path) -> None:
+    def _fetch(self, session: Session, path: pathlib.Path, attempt: str) -> None:
         part = path.with_name(path.name + ".part")
         offset = part.stat().st_size if part.exists() else 0
-        session.ask(do="fetch", folder=self._order.folder, offset=offset)
+        session.ask(do="fetch", folder=self._order.folder, attempt=attempt, offset=offset)
         announced = session.answer()
         self._say(f"bringing the bundle, {announced['bytes'] / 1e6:.1f} MB")
         with open(part, "r+b" if part.exists() else "w+b") as file:
@@ -619,6 +630,7 @@ class Runner:
             while file.tell() < announced["bytes"]:
                 file.write(session.read(min(2**16, announced["bytes"] - file.tell())))
                 file.flush()
+                self._fetched += 1
         found = hashlib.sha256(part.read_bytes()).hexdigest()
         if found != announced["sha256"]:
             part.unlink()

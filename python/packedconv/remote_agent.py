@@ -85,11 +85,16 @@ class Channel:
         return json.loads(line.decode("utf-8")) if line.endswith(b"\n") else None
 
     def receive_bytes(self, count: int) -> bytes:
-        with self._deadline():
-            content = self._stream.read(count)
-        if len(content) != count:
-            raise EOFError
-        return content
+        blocks = []
+        while count:
+            # A slow connection is not a silent one.
+            with self._deadline():
+                block = self._stream.read1(min(count, 2**16))
+            if not block:
+                raise EOFError
+            blocks.append(block)
+            count -= len(block)
+        return b"".join(blocks)
 
     def gone(self) -> bool:
         """Whether the runner has closed its side (it says nothing while it listens)."""
@@ -491,6 +496,7 @@ def follow(channel: Channel, request: Record) -> None:
         state = read_state(folder)
         if state is None:
             raise RefusalError(f"no work in {folder} any more", "run the same command again")
+        _require_attempt(state, request)
         path = os.path.join(folder, state["log"])
         if offset is None:
             offset = _last_lines(path, state["log_begin"])
@@ -507,6 +513,15 @@ def follow(channel: Channel, request: Record) -> None:
         else:
             channel.send(reply="alive", step=state["step"])
             time.sleep(POLL_SECONDS)
+
+
+def _require_attempt(state: Record, request: Record) -> None:
+    """Raise RefusalError where another runner has started other work since the request's."""
+    if state["attempt"] != request["attempt"]:
+        raise RefusalError(
+            "other work was started meanwhile, run {run} of {device}".format(**state["spec"]),
+            "run the same command again",
+        )
 
 
 def _last_lines(path: str, begin: int, count: int = 10) -> int:
@@ -529,6 +544,7 @@ def fetch(channel: Channel, request: Record) -> None:
     state = read_state(folder)
     if state is None or state["status"] != "done":
         raise RefusalError(f"no bundle in {folder}", "run the same command again")
+    _require_attempt(state, request)
     path = os.path.join(folder, state["bundle"])
     size, digest = _size(path), _sha256(path)
     offset = request["offset"] if request["offset"] <= size else 0

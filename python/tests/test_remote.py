@@ -27,6 +27,7 @@ cd "$home"
 echo "Welcome to $2"
 echo $$ >>"$home/sessions"
 export HOME=$home PATH=$home/bin:$PATH PYTHONPATH=$home/site
+if [[ -e $home/breaks ]]; then sh -c "$3" | head -n 1; exit 255; fi
 exec sh -c "$3"
 """
 FAKE_CMAKE = """#!/bin/bash
@@ -174,6 +175,7 @@ def fleet(tmp_path, monkeypatch):
         if (home / "work/.job").exists():
             (home / "hold").unlink(missing_ok=True)
             (home / "refuses").unlink(missing_ok=True)
+            (home / "breaks").unlink(missing_ok=True)
             fleet.measure(home.name, stop=True)
 
 
@@ -449,6 +451,21 @@ def test_patience_ends_and_the_work_goes_on(fleet):
     assert begun(home) == 1
 
 
+def test_connections_that_break_off_at_once_are_as_good_as_none(fleet):
+    home = fleet.host("nano")
+    (home / "hold").touch()
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.extend(fleet.measure("nano", patience=2.0)))
+    thread.start()
+    wait_for(lambda: len(fleet.lines("nano")) == 10)
+    (home / "breaks").touch()
+    os.kill(int((home / "sessions").read_text().splitlines()[-1]), signal.SIGKILL)
+    thread.join()
+    assert not outcomes[0].good
+    assert "no connection for" in outcomes[0].words
+    assert fleet.heard("connected again")
+
+
 def test_two_runners_at_once_start_one_work(fleet):
     home = fleet.host("nano")
     (home / "hold").touch()
@@ -626,6 +643,37 @@ def test_a_silent_runner_does_not_keep_the_lock(fleet, monkeypatch):
         with pytest.raises(remote.DroppedError):
             session.answer()
     assert not (home / "work/scripts").exists()
+
+
+def test_a_slow_upload_is_not_silence(fleet, monkeypatch):
+    """Longer as a whole than a runner may be silent."""
+    fleet.host("nano")
+    agent = fleet.root / "python/packedconv/remote_agent.py"
+    agent.write_text(agent.read_text().replace("SILENCE_SECONDS = 120.0", "SILENCE_SECONDS = 2.0"))
+    monkeypatch.setattr(remote, "AGENT", agent)
+    write = remote.Session._write
+
+    def slowly(self, content):
+        for begin in range(0, len(content), -(-len(content) // 10)):
+            time.sleep(0.3 if len(content) > 10_000 and self.established else 0)
+            write(self, content[begin : begin + -(-len(content) // 10)])
+
+    monkeypatch.setattr(remote.Session, "_write", slowly)
+    (outcome,) = fleet.measure("nano")
+    assert outcome.good, outcome
+
+
+@pytest.mark.parametrize("asked", ["follow", "fetch"])
+def test_work_that_another_runner_started_is_not_taken_for_ones_own(fleet, asked):
+    home = fleet.host("nano")
+    assert fleet.measure("nano")[0].good
+    with remote.Session("nano", fleet.order(), lambda text: None) as session:
+        session.ask(do=asked, folder="work", attempt=state_of(home)["attempt"], offset=0)
+        assert session.answer()["reply"] in ("log", "bundle")
+    with remote.Session("nano", fleet.order(), lambda text: None) as session:
+        session.ask(do=asked, folder="work", attempt="of before", offset=0)
+        with pytest.raises(remote.HostError, match="other work was started meanwhile, run tiny"):
+            session.answer()
 
 
 def test_a_fault_of_one_host_does_not_cost_the_others(fleet, monkeypatch):
