@@ -6,6 +6,8 @@ Started in the root folder of the repository.
 import functools
 import glob
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,15 @@ from collections.abc import Callable, Sequence
 
 CONFIG_FILES = {"all": [], "smoke": ["config/smoke.yaml"]}
 SLOW_TESTS = "python/tests/slow"
+SNAKEFILE = pathlib.Path(__file__).resolve().parents[2] / "Snakefile"
+# With these Snakemake looks, or tidies up, and runs no step.
+LOOKING = (
+    *("--unlock", "--touch", "-t", "--archive", "--lint", "--help", "-h", "--version", "-v"),
+    *("--list", "--list-rules", "-l", "--list-target-rules", "--lt", "--list-input-changes"),
+    *("--list-params-changes", "--list-changes", "--list-untracked", "--lu", "--summary", "-S"),
+    *("--detailed-summary", "-D", "--dag", "--rulegraph", "--filegraph", "--d3dag"),
+    *("--delete-all-output", "--delete-temp-output", "--cleanup-metadata", "--cm"),
+)
 
 
 def snakemake_command(arguments: Sequence[str]) -> list[str]:
@@ -48,7 +59,22 @@ def with_config_files(files: Sequence[str], arguments: Sequence[str]) -> list[st
 
 def is_dry_run(arguments: Sequence[str]) -> bool:
     """Whether Snakemake will only say what it would do."""
-    return any(argument in ("-n", "--dry-run", "--dryrun") for argument in arguments)
+    return any(
+        argument in ("--dry-run", "--dryrun") or re.fullmatch(r"-[pkfF]*n[pkfFn]*", argument)
+        for argument in arguments
+    )
+
+
+def runs_steps(arguments: Sequence[str]) -> bool:
+    """Whether Snakemake is to run steps, or a dry run of them."""
+    return not any(argument.partition("=")[0] in LOOKING for argument in arguments)
+
+
+def is_unknown(word: str) -> bool:
+    """Whether the first argument is neither a verb, nor a rule, nor a file or an option."""
+    text = SNAKEFILE.read_text(encoding="utf-8")
+    rules = re.findall(r"^(?:rule|checkpoint) (\w+):", text, re.MULTILINE)
+    return word.isidentifier() and word not in (*VERBS, *rules)
 
 
 def run(command: Sequence[str]) -> int:
@@ -78,6 +104,12 @@ def run_snakemake(arguments: Sequence[str]) -> int:
         print(
             "artifact: the folder is locked, by a Snakemake at work in it or by one that was"
             " killed. Wait for the first; after a kill, run: scripts/artifact --unlock",
+            file=sys.stderr,
+        )
+    elif is_unknown(arguments[0]):
+        print(
+            f"artifact: error: expected a verb or a target, got {arguments[0]}. Verbs: "
+            "scripts/artifact --help; targets: README.md",
             file=sys.stderr,
         )
     else:
@@ -126,6 +158,8 @@ def run_slow(arguments: Sequence[str]) -> int:
 
 def run_workflow(verb: str, arguments: Sequence[str]) -> int:
     """Say what a run will do, run it, and say where to look."""
+    if not runs_steps(arguments):
+        return run_snakemake([verb, *arguments])
     from packedconv import announce  # other verbs have no use for what it imports
 
     try:

@@ -433,7 +433,12 @@ def last_line(capsys):
 def test_ready(healthy, capsys):
     assert doctor.main([]) == 0
     text = last_line(capsys)
-    assert text.startswith("Ready. 1 warning. Next: scripts/artifact smoke")
+    assert text == (
+        "Ready. 1 warning. Next: scripts/artifact smoke (minutes), then scripts/artifact all"
+    )
+    text = doctor.summary(options("--config", "device=h200", "seed=2"), 0, 0)
+    assert "scripts/artifact smoke --config device=h200 (minutes), then" in text
+    assert text.endswith("scripts/artifact all --config device=h200 seed=2")
 
 
 def test_not_set_up(healthy, capsys):
@@ -453,7 +458,9 @@ def test_everything_is_looked_at_when_something_is_missing(healthy, capsys):
     for name in names:
         assert sum(text[9:].startswith(name) for text in lines) == 1, name
     assert doctor.main(["--config", "device=h20"]) == 1
-    assert "no file config/devices/h20.yaml" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no file config/devices/h20.yaml" in said
+    assert "Not ready: 1 missing" in said
 
 
 def test_a_configuration_that_the_workflow_refuses(capsys):

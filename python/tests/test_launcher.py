@@ -410,6 +410,16 @@ def test_failure_is_passed_on(fake_snakemake, capfd):
     assert "logs/" in said
 
 
+def test_an_unknown_word_ends_with_where_the_known_ones_are(fake_snakemake, capfd):
+    fake_snakemake("exit 1")
+    assert launch.main(["smok"]) == 1
+    assert "expected a verb or a target, got smok. Verbs: scripts/artifact --help" in (
+        capfd.readouterr().err
+    )
+    for known in ("build", "extended", "all", "figures/fig1.pdf", "--lint", "report"):
+        assert not launch.is_unknown(known), known
+
+
 def test_locked_folder_ends_with_the_command_that_unlocks(fake_snakemake, capfd):
     fake_snakemake("mkdir -p .snakemake/locks; touch .snakemake/locks/0.input.lock; exit 1")
     assert launch.main(["figures/fig1.pdf"]) == 1
@@ -466,10 +476,18 @@ def test_a_verb_reads_its_file_before_the_users():
     ]
 
 
+@pytest.mark.parametrize("option", ["--unlock", "--summary", "--rulegraph=dot"])
+def test_looking_announces_nothing(monkeypatch, capsys, option):
+    monkeypatch.setattr(launch, "run", lambda command: 0)
+    assert launch.main(["all", option]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_a_dry_run_does_not_say_done(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(launch, "run", lambda command: 0)
-    assert launch.main(["all", "-n"]) == 0
-    assert "Done." not in capsys.readouterr().out
+    for option in ("-n", "-np", "--dry-run", "--unlock", "--rulegraph"):
+        assert launch.main(["all", option]) == 0
+        assert "Done." not in capsys.readouterr().out
     assert launch.main(["all"]) == 0
     assert "Done." in capsys.readouterr().out

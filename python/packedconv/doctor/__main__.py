@@ -15,6 +15,7 @@ from packedconv.doctor import gpu, machine, network
 from packedconv.doctor.findings import MISSING, OK, WARNING, Finding, line
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+DEVICE = "device"  # the finding on a device that no file describes
 # Columns of the matrix where the terminal does not say, its least and its most.
 _COLUMNS, _LEAST, _MOST = 120, 90, 150
 
@@ -78,7 +79,7 @@ def findings(options: argparse.Namespace) -> typing.Iterator[Finding]:
     if name not in files:
         yield Finding(
             MISSING,
-            "device",
+            DEVICE,
             f"no file config/devices/{name}.yaml",
             "--config " + " or ".join(f"device={known}" for known in sorted(files)),
         )
@@ -126,12 +127,14 @@ def gpu_clock(index: int) -> Finding:
 
 def main(given: typing.Optional[typing.Sequence[str]] = None) -> int:
     options = arguments(given)
-    missing, warnings = options.missing, 0
+    missing, warnings, known = options.missing, 0, True
     for finding in findings(options):
         print(line(finding), flush=True)
         missing += finding.state == MISSING
         warnings += finding.state == WARNING
-    if options.environment == "made":
+        known = known and (finding.name, finding.state) != (DEVICE, MISSING)
+    # Of an unknown device it would only be refused once more.
+    if options.environment == "made" and known:
         missing += not show_matrix(options)
     print()
     print(summary(options, missing, warnings))
@@ -182,7 +185,13 @@ def summary(options: argparse.Namespace, missing: int, warnings: int) -> str:
             f"Ready to be set up.{noted} The claim matrix needs .venv: scripts/artifact doctor"
             f" --set-up{rest} makes it (once, a few minutes, from the network) and shows it."
         )
-    return f"Ready.{noted} Next: scripts/artifact smoke (minutes), then scripts/artifact all{rest}"
+    # It is a run of its own, so of the options only the device.
+    name = device_name(options)
+    device = "" if name == device_name(arguments([])) else f" --config device={name}"
+    return (
+        f"Ready.{noted} Next: scripts/artifact smoke{device} (minutes), then"
+        f" scripts/artifact all{rest}"
+    )
 
 
 if __name__ == "__main__":

@@ -110,10 +110,10 @@ def write(found: Matrix, path: str) -> None:
 
 def describe(found: Matrix, width: int) -> str:
     """The matrix as text: a table for each group, the reasons as numbered notes, the totals."""
-    settings = found.plan.settings
+    device = found.plan.settings["device"]["name"]
     notes: list[str] = []
     lines = [
-        f"What run {settings['run']} on device {settings['device']['name']} can decide of the"
+        f"What run {found.plan.run} on device {device} can decide of the"
         " paper, statement by statement:"
     ]
     for title in dict.fromkeys(row.group for row in found.rows):
