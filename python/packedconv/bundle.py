@@ -23,6 +23,7 @@ import zlib
 from packedconv.files import atomic_write
 from packedconv.run_folder import (
     BundleError,
+    ResultsError,
     check_results,
     digest,
     load_object,
@@ -103,10 +104,12 @@ def import_bundle(path: str, name: str, root: str) -> str:
                 _unpack(path, archive, manifest, staging)
                 _require_end(path, unzipped)
                 try:
-                    _require_identity(check_results(staging), manifest)
-                except BundleError as error:
-                    text = str(error).replace(staging + os.sep, "").replace(staging, "files")
-                    raise BundleError(f"{path}: {text}") from None
+                    _require_identity(path, check_results(staging), manifest)
+                except ResultsError as error:
+                    reason = error.reason.replace(staging + os.sep, "").replace(staging, "files")
+                    raise BundleError(
+                        f"{path}: {reason}; ask for a new bundle where it was measured"
+                    ) from None
                 origin = {
                     key: manifest[key]
                     for key in ("device", "run", "machine", "commit", "measured_until", "files")
@@ -505,12 +508,14 @@ def _require_end(path: str, unzipped: gzip.GzipFile) -> None:
             raise _damaged(path, "something follows its last file")
 
 
-def _require_identity(settings: typing.Dict[str, typing.Any], manifest: Manifest) -> None:
+def _require_identity(
+    path: str, settings: typing.Dict[str, typing.Any], manifest: Manifest
+) -> None:
     for key, found in (("device", settings["device"]["name"]), ("run", settings["run"])):
         if found != manifest[key]:
             raise BundleError(
-                f"{key}: expected that of settings.json, {found!r}, got {manifest[key]!r} in "
-                f"{MANIFEST}; do not use this bundle"
+                f"{path}: {key}: expected that of settings.json, {found!r}, got "
+                f"{manifest[key]!r} in {MANIFEST}; do not use this bundle"
             )
 
 

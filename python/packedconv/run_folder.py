@@ -9,6 +9,9 @@ import os
 import re
 import typing
 
+from packedconv.seal import is_intact
+from packedconv.settings import validate_settings
+
 # Of machine_facts(), what tells a reader which machine it was.
 MACHINE_KEYS = (
     *("cpu", "architecture", "logical_cpus", "memory_bytes", "gpus", "system", "kernel"),
@@ -31,37 +34,49 @@ class BundleError(ValueError):
     """A bundle, or what is to become one, is refused; nothing was written."""
 
 
+class ResultsError(BundleError):
+    """A results folder is not whole: the reason, and the next step of who measured it."""
+
+    def __init__(self, reason: str, step: str) -> None:
+        super().__init__(f"{reason}; {step}")
+        self.reason = reason
+
+
 def check_results(folder: str) -> typing.Dict[str, typing.Any]:
     """Check that a results folder is whole, and return its settings.
 
-    Raises BundleError where a file that figures read is missing, facts are of other samples than
-    the CSV file beside them holds, or the tables of the run hold other rows than its layers.
+    Raises ResultsError where a file that figures read is missing or was changed since, settings
+    are of no run, facts are of other samples than the CSV file beside them holds, or the tables
+    of the run hold other rows than its layers.
     """
-    settings = load_object(os.path.join(folder, "settings.json"))
+    settings_path = os.path.join(folder, "settings.json")
+    settings = load_object(settings_path)
     try:
+        validate_settings(settings)
         layers = [layer["name"] for layer in settings["layers"]]
         identity = (settings["device"]["name"], settings["run"])
-        whole = all(_NAME.fullmatch(text) for text in (*identity, *layers))
-    except (KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise BundleError(
-            "{}: expected the settings of a run, got something else; make them again".format(
-                os.path.join(folder, "settings.json")
+    except ValueError as error:
+        raise ResultsError(f"{settings_path}: {error}", "make them again") from None
+    for name in (*identity, *layers):
+        if not _NAME.fullmatch(name):
+            raise ResultsError(
+                f"{settings_path}: expected names that can be parts of paths, got {name!r}",
+                "make them again",
             )
-        )
     required = list(REQUIRED)
     for layer in layers:
         required += [f"bench/{layer}.csv", f"bench/{layer}.json"]
         required.append(f"check/{layer}.csv")
     missing = [path for path in required if not os.path.isfile(os.path.join(folder, path))]
     if missing:
-        raise BundleError(
-            "{}: expected a finished run, {} missing: {}; measure it to the end (samples.csv, "
-            "errors.csv and peaks.json are made by scripts/collect.py)".format(
+        raise ResultsError(
+            "{}: expected a finished run, {} missing: {}".format(
                 folder, "is" if len(missing) == 1 else "are", ", ".join(missing)
-            )
+            ),
+            "measure it to the end (samples.csv, errors.csv and peaks.json are made by "
+            "scripts/collect.py)",
         )
+    load_object(os.path.join(folder, "peaks.json"))
     for path in walk(folder):
         if path.endswith(".csv"):
             _check_facts(folder, path, identity)
@@ -96,7 +111,7 @@ def walk(folder: str) -> typing.List[str]:
 
 
 def _check_facts(folder: str, path: str, identity: typing.Tuple[str, str]) -> None:
-    """Raise BundleError where the facts beside a CSV file are of other rows, or of another run."""
+    """Raise ResultsError where the facts beside a CSV file are of other rows, or of another run."""
     facts_path = os.path.join(folder, path[: -len(".csv")] + ".json")
     if not os.path.isfile(facts_path):
         return
@@ -105,29 +120,32 @@ def _check_facts(folder: str, path: str, identity: typing.Tuple[str, str]) -> No
     timed = path == "ceilings.csv" or path.startswith("bench/")
     stated = {str(facts[key]) for key in DIGEST_KEYS if key in facts}
     if stated != {sha256} and (stated or timed):
-        raise BundleError(
+        raise ResultsError(
             f"{os.path.join(folder, path)}: expected the rows that the facts beside it belong "
-            "to, got others; delete both and measure again"
+            "to, got others",
+            "delete both and measure again",
         )
     for key, expected in zip(("device", "run"), identity):
         if key in facts and facts[key] != expected:
-            raise BundleError(
+            raise ResultsError(
                 f"{facts_path}: {key}: expected {expected!r} as in settings.json, got "
-                f"{facts[key]!r}; keep the files of each {key} in a folder of its own"
+                f"{facts[key]!r}",
+                f"keep the files of each {key} in a folder of its own",
             )
 
 
 def _check_collected(folder: str, table: str, parts: typing.Sequence[str]) -> None:
-    """Raise BundleError unless a table holds the rows of its parts, and no others."""
+    """Raise ResultsError unless a table holds the rows of its parts, and no others."""
     lines = _lines(os.path.join(folder, table))
     expected = [_lines(os.path.join(folder, part)) for part in parts]
     headers = {tuple(found[:1]) for found in [lines, *expected]}
     rows = sorted(row for found in expected for row in found[1:])
     if len(headers) != 1 or sorted(lines[1:]) != rows:
-        raise BundleError(
-            "{}: expected the rows of {}, got others; delete it and collect again".format(
+        raise ResultsError(
+            "{}: expected the rows of {}, got others".format(
                 os.path.join(folder, table), ", ".join(parts)
-            )
+            ),
+            "delete it and collect again",
         )
 
 
@@ -137,17 +155,23 @@ def _lines(path: str) -> typing.List[bytes]:
 
 
 def load_object(path: str) -> typing.Dict[str, typing.Any]:
-    """An object in a JSON file. Raises BundleError where there is none."""
+    """An object in a JSON file. Raises ResultsError where there is none, or one that was changed
+    since it was written."""
     try:
         with open(path, encoding="utf-8") as stream:
             content = json.load(stream)
     except FileNotFoundError:
-        raise BundleError(f"{path}: not found; measure first, or name another folder") from None
+        raise ResultsError(f"{path}: not found", "measure first, or name another folder") from None
     # So deep that reading it ends the recursion: no file of ours.
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path}: expected JSON, got {error}; make it again") from None
+        raise ResultsError(f"{path}: expected JSON, got {error}", "make it again") from None
     if not isinstance(content, dict):
-        raise BundleError(f"{path}: expected an object of JSON; make it again")
+        raise ResultsError(f"{path}: expected an object of JSON", "make it again")
+    if not is_intact(content):
+        raise ResultsError(
+            f"{path}: expected what was written, got a file changed since",
+            "delete it and make it again",
+        )
     return content
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from synthetic import write_csv, write_results
 
 from packedconv.samples_file import CEILING_COLUMNS, ERROR_COLUMNS, SAMPLE_COLUMNS, read_rows
+from packedconv.seal import sealed_text
 
 MACHINE = {
     "cpu": "Synthetic CPU",
@@ -46,6 +47,8 @@ def write_run(folder: Path, **changes: Any) -> Path:
         (target / "weights" / f"{layer}.npz").write_bytes(b"drawn again from the seed")
         (target / "weights" / f"{layer}.json").write_text('{"seed": 1}\n')
         (target / "times" / f"bench_{layer}.tsv").write_text("s\n1.5\n")
+    peaks = target / "peaks.json"
+    peaks.write_text(sealed_text(json.loads(peaks.read_text())))
     (target / "steps.csv").write_text("step,seconds\nbenchmark,60.000\n")
     return target
 
@@ -55,7 +58,7 @@ def write_facts(path: Path, key: str, **changes: Any) -> None:
     facts = json.loads(path.read_text()) if path.exists() else {"schema": 1, "stamp": {}}
     digest = hashlib.sha256(path.with_suffix(".csv").read_bytes()).hexdigest()
     facts.update({"machine": MACHINE, key: digest, **changes})
-    path.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+    path.write_text(sealed_text(facts))
 
 
 def collected_again(target: Path) -> None:

@@ -310,6 +310,8 @@ def with_manifest_of(entries):
         ("ceilings.csv", "expected the rows that the facts beside it belong to"),
         ("samples.csv", "samples.csv: expected the rows of bench/oc8.csv, bench/oc12.csv"),
         ("errors.csv", "errors.csv: expected the rows of check/oc8.csv"),
+        ("bench/oc8.json", "bench/oc8.json: expected what was written, got a file changed since"),
+        ("peaks.json", "peaks.json: expected what was written, got a file changed since"),
     ],
 )
 def test_rows_that_were_changed_with_their_checksum(packed, checkout, name, message):
@@ -317,9 +319,11 @@ def test_rows_that_were_changed_with_their_checksum(packed, checkout, name, mess
     entries = members(packed)
     for index, (member, data) in enumerate(entries):
         if member.name == name:
-            entries[index] = (member, data.replace(b"0.", b"1.", 1).replace(b"00000", b"00001", 1))
+            changed = data.replace(b"0.", b"1.", 1).replace(b"00000", b"00001", 1)
+            assert changed != data
+            entries[index] = (member, changed)
     repacked(packed, entries, with_manifest_of(entries))
-    refused(packed, checkout, message)
+    refused(packed, checkout, f"{message}.*; ask for a new bundle where it was measured$")
 
 
 @pytest.mark.parametrize("name", ["", "2fast", "../x", "a/b", "-x", "a b", "cpu", "tegra-x1"])
@@ -351,13 +355,27 @@ def test_names_are_those_of_the_configuration():
     assert pattern == f"^{bundle.NAME.pattern}$"
 
 
+def edited(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda run: (run / "samples.csv").unlink(), "is missing: samples.csv; measure it to"),
         (lambda run: shutil.rmtree(run / "bench"), "are missing: bench/oc8.csv, bench/oc8.json"),
         (lambda run: (run / "settings.json").unlink(), "settings.json: not found"),
-        (lambda run: (run / "settings.json").write_text("{}"), "expected the settings of a run"),
+        (lambda run: (run / "settings.json").write_text("{}"), "settings: expected the keys"),
+        (lambda run: edited(run / "settings.json", '"seed"', '"seeds"'), "no unknown key, got"),
+        (lambda run: edited(run / "settings.json", '"oc8"', '"../oc8"'), "layers.name: expected"),
+        (lambda run: edited(run / "settings.json", '"paper"', '"../x"'), "can be parts of paths"),
+        (
+            lambda run: edited(run / "peaks.json", "000.0", "001.0"),
+            "peaks.json: expected what was",
+        ),
+        (lambda run: edited(run / "bench/oc8.json", "Synthetic", "Faster"), "a file changed since"),
         (lambda run: (run / "settings.json").write_text("{"), "expected JSON"),
         (lambda run: (run / "settings.json").write_text("[" * 100_000), "expected JSON"),
         (lambda run: (run / "bench/oc8.csv").write_text("x"), "expected the rows that the facts"),

@@ -1,19 +1,20 @@
 """The machine that a run was measured on, in words, from the facts that ride with its samples."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from packedconv.layer import Layer
 from packedconv.plots.captions import shapes
+from packedconv.run_folder import load_object
 from packedconv.settings import layers_of
 
 
 def facts(folder: Path) -> list[tuple[str, str]]:
     """Names and values, in the order in which they are to be read.
 
-    folder: results/<device>/<run>; what it does not have is left out.
+    folder: results/<device>/<run>; what it does not have is left out. Raises ValueError for a
+    file that was changed since it was written.
     """
     settings = _object(folder / "settings.json")
     measured = next(iter(sorted((folder / "bench").glob("*.json"))), None)
@@ -77,7 +78,4 @@ def _origin(folder: Path) -> list[tuple[str, str]]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    with open(path, encoding="utf-8") as file:
-        return dict(json.load(file))
+    return load_object(str(path)) if path.exists() else {}
