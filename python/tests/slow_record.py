@@ -53,6 +53,8 @@ class Recorder:
         self.deselected = 0
         self.message = ""
         self.started = time.monotonic()
+        # Meanwhile another one may be checked out.
+        self.commit = commit(root)
 
     def pytest_deselected(self, items: typing.Sequence[pytest.Item]) -> None:
         self.deselected += len(items)
@@ -85,7 +87,7 @@ class Recorder:
             outcome._replace(name=name.split(f"{self.folder.name}/")[-1])
             for name, outcome in self.outcomes.items()
         ]
-        text = render(outcomes, facts(self.root), time.monotonic() - self.started)
+        text = render(outcomes, facts(self.commit), time.monotonic() - self.started)
         with atomic_write(str(self.out)) as temporary:
             pathlib.Path(temporary).write_text(text, encoding="utf-8")
         self.message = f"{self.out.name} is written"
@@ -120,14 +122,14 @@ def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return str(crash.message if crash else report.longrepr).partition("\n")[0]
 
 
-def facts(root: pathlib.Path) -> dict[str, str]:
-    """What the suite ran on, by name: machine, system, software, commit."""
+def facts(commit: str) -> dict[str, str]:
+    """What the suite ran on, by name: machine, system, software, and the commit that it is of."""
     gigabytes = psutil.virtual_memory().total / 1e9
     user = "root" if psutil.Process().uids().effective == 0 else "an ordinary user"
     versions = {name: tool_version(command) for name, command in TOOLS.items()}
     return {
         "Date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "Commit": commit(root),
+        "Commit": commit,
         "Machine": f"{cpu_title()}, {usable_cores()} cores, {gigabytes:.1f} GB memory",
         "System": f"{system_name()}, Linux {platform.release()}, as {user}",
         "Python": platform.python_version(),

@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_collected_is_no_whole_run(suite):
 
 def test_the_record_names_what_it_ran_on():
     root = TESTS.parents[1]
-    facts = slow_record.facts(root)
+    facts = slow_record.facts(slow_record.commit(root))
     assert {"Date", "Commit", "Machine", "System", "Python", *slow_record.TOOLS} <= set(facts)
     head = subprocess.run(
         ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False

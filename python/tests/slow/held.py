@@ -1,5 +1,6 @@
 """Holding a script of the workflow at the worst moment, and what must be true of files after it."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -108,6 +109,9 @@ def is_whole(path: pathlib.Path) -> bool:
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist()) and archive.testzip() is None
+    if path.suffix == ".gz":
+        with gzip.open(path) as stream:
+            return bool(stream.read())
     if path.suffix == ".pdf":
         return content.startswith(b"%PDF") and content.endswith(b"%%EOF\n")
     if path.suffix == ".png":

@@ -71,6 +71,9 @@ def test_a_spoiled_file_is_noticed_and_made_again(checkout, name, spoil):
             assert "was measured with another" in done.stdout
         else:
             refused(done, name)
+        # Nothing was rendered from it.
+        after = files(checkout.figures)
+        assert {path: before.get(path) for path in after} == after
     else:
         assert done.returncode == 0, done.stdout
         if name == "weights/oc8.npz":

@@ -64,6 +64,10 @@ STAGES = {
         "scripts/extended.py", 2, pair(f"{RESULTS}/crossover/t_crossover_oc8_n1"), same=False
     ),
     "numerics": Stage("scripts/numerics.py", 2, pair(f"{RESULTS}/numerics"), same=False),
+    "digits": Stage(
+        "scripts/digits.py", 2, (f"{RESULTS}/digits.npz", f"{RESULTS}/digits.json"), same=False
+    ),
+    "bundle": Stage("scripts/bundle.py", 1, (f"bundles/cpu-{RUN}.tar.gz",)),
 }
 WAYS = {
     "terminated": (signal.SIGTERM, False),
