@@ -7,7 +7,7 @@ import statistics
 import sys
 import typing
 
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.roofline import border_exact_flops
 from packedconv.samples_file import (
     CEILING_COLUMNS,
@@ -23,7 +23,6 @@ from packedconv.samples_file import (
 )
 from packedconv.script import CheckError
 from packedconv.seal import require_intact, sealed_text
-from packedconv.weights import sparsity_key
 
 # A machine whose peak during a layer's rounds falls below this share of its best was busy.
 STEADY_SHARE = 0.8

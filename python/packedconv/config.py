@@ -8,10 +8,9 @@ from typing import Any
 import jsonschema
 import yaml
 
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.run_names import DEFAULT_RUN, RESERVED
 from packedconv.settings import layer_of
-from packedconv.weights import sparsity_key
 
 PAPER_PROTOCOL = "paper-protocol"
 # Keys that name stored results, and change nothing that is measured.

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from packedconv.layer import Layer, nonzero_count
-from packedconv.weights import make_skewed_weight, sparsity_key
+from packedconv.layer import Layer, nonzero_count, sparsity_key
+from packedconv.weights import make_skewed_weight
 
 # Consecutive weights of an output channel in a run.
 RUN = 8

@@ -17,8 +17,7 @@ from packedconv.bench.contenders import (
 )
 from packedconv.bench.protocol import run_rounds
 from packedconv.calibration import Calibration, Point, fit, workload_of_layer
-from packedconv.layer import Layer, nonzero_count
-from packedconv.weights import sparsity_key
+from packedconv.layer import Layer, nonzero_count, sparsity_key
 
 # They span the sizes of a CNN's layers; few operations each, so that all take tens of seconds.
 PROBES = (

@@ -225,6 +225,7 @@ def write_experiments(
     those before it are ten times as slow; None for what was not timed. contenders: those timed,
     by default the experiment's. changes: further facts by layer; with `skipped` nothing was timed.
     """
+    from packedconv.layer import sparsity_key
     from packedconv.samples_file import (
         CEILING_COLUMNS,
         EXPERIMENT_COLUMNS,
@@ -232,7 +233,6 @@ def write_experiments(
         text_sha256,
     )
     from packedconv.settings import load_settings, settings_hash
-    from packedconv.weights import sparsity_key
 
     settings = load_settings(str(folder / "settings.json"))
     variables = dict.fromkeys(("PACKEDCONV_ISA", "ONEDNN_MAX_CPU_ISA"))

@@ -18,10 +18,9 @@ from packedconv.calibration import dense_terms, sparse_terms
 from packedconv.evidence.cpu_experiments import load_experiments
 from packedconv.evidence.extended import crossover
 from packedconv.evidence.extended.crossover import crossover_table, fit_crossover
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.plots.extended.crossover import crossover_figure
 from packedconv.settings import load_settings
-from packedconv.weights import sparsity_key
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPARSITIES = [0.0, 0.5, 0.7, 0.9]

@@ -25,11 +25,10 @@ from packedconv.evidence.extended.formats import (
     table,
     with_break_evens,
 )
-from packedconv.layer import Layer, nonzero_count
+from packedconv.layer import Layer, nonzero_count, sparsity_key
 from packedconv.plots.extended.formats import formats_figure
 from packedconv.script import CheckError
 from packedconv.settings import load_settings
-from packedconv.weights import sparsity_key
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYER = Layer("t_oc8_n1", 1, 8, 8, 12, 20)

@@ -22,9 +22,8 @@ from packedconv.evidence.extended import held_out
 from packedconv.evidence.extended.crossover import fit_crossover
 from packedconv.evidence.extended.held_out import best_threshold, held_out_table, score
 from packedconv.extended import EXPERIMENTS, draw_parts, resolve_extended
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.plots.extended.held_out import held_out_figure
-from packedconv.weights import sparsity_key
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPEC = {

@@ -20,8 +20,13 @@ from packedconv.evidence.extended import numerics as evidence
 from packedconv.evidence.numerics import to_tf32, winograd
 from packedconv.layer import Layer
 from packedconv.samples_file import format_csv, text_sha256
-from packedconv.settings import load_settings, settings_hash
-from packedconv.weights import UNIFORM_INPUTS, UNIFORM_WEIGHTS, make_input, make_weight
+from packedconv.settings import (
+    UNIFORM_INPUTS,
+    UNIFORM_WEIGHTS,
+    load_settings,
+    settings_hash,
+)
+from packedconv.weights import make_input, make_weight
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYER = Layer("drawn", batch=1, in_channels=16, out_channels=24, height=32, width=32)

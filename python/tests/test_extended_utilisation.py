@@ -21,8 +21,8 @@ from packedconv.evidence.extended.utilisation import COLUMNS, IMPLEMENTATIONS, t
 from packedconv.layer import Layer, nonzero_count
 from packedconv.plots.extended.utilisation import utilisation_figure
 from packedconv.script import CheckError
-from packedconv.settings import load_settings
-from packedconv.weights import UNIFORM_WEIGHTS, weight_bound
+from packedconv.settings import UNIFORM_WEIGHTS, load_settings
+from packedconv.weights import weight_bound
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = published.load(str(ROOT / "config" / "paper.yaml"))

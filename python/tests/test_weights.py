@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packedconv.layer import Layer, nonzero_count
+from packedconv.layer import Layer, nonzero_count, sparsity_key
 from packedconv.weights import (
     array_sha256,
     input_seed,
@@ -21,7 +21,6 @@ from packedconv.weights import (
     make_weights,
     manifest,
     save_weights,
-    sparsity_key,
     weight_bound,
     weight_seed,
 )

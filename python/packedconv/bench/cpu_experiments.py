@@ -28,6 +28,7 @@ from packedconv.bench.rotation import Rotation, copies, pair_bytes
 from packedconv.bench.rows import layer_facts, pack_timed, sample_rows
 from packedconv.bench.rungs import SLOW_SECONDS, Rung, climb
 from packedconv.bench.spread import repeated
+from packedconv.layer import sparsity_key
 from packedconv.schedule import Schedule
 from packedconv.script import CheckError
 from packedconv.settings import Settings
@@ -36,7 +37,6 @@ from packedconv.weights import (
     make_input,
     make_skewed_weight,
     make_weight,
-    sparsity_key,
 )
 
 Row = typing.Dict[str, typing.Any]

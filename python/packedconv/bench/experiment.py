@@ -3,9 +3,8 @@
 import json
 import typing
 
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.settings import layer_of, protocol_of
-from packedconv.weights import sparsity_key
 
 # What a table of layers may time: the sparse convolution on all threads, the fastest of
 # PyTorch's dense layouts, the sparse one on one thread, with bias and ReLU, and of an input

@@ -14,10 +14,10 @@ from packedconv.bench.contenders import pack_quietly
 from packedconv.bench.gpu_ceilings import Peak
 from packedconv.bench.gpu_layer import warn_of_clocks
 from packedconv.bench.machine import moment
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.samples_file import MAPPING_FIELDS
 from packedconv.settings import Settings
-from packedconv.weights import input_seed, make_input, sparsity_key
+from packedconv.weights import input_seed, make_input
 
 # Sparsities of the ablation, where the run has them.
 ABLATION_SPARSITIES = (0.90, 0.98)

@@ -6,9 +6,9 @@ import typing
 import numpy as np
 
 from packedconv.bench.contenders import pack_quietly
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.settings import Settings
-from packedconv.weights import array_sha256, sparsity_key
+from packedconv.weights import array_sha256
 
 PACKING_REPEATS = 5
 

@@ -15,7 +15,7 @@ import numpy as np
 from packedconv.bench.lock import measurement_lock
 from packedconv.device import Device, DeviceError, require
 from packedconv.files import atomic_write
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.samples_file import (
     ABLATION_COLUMNS,
     CEILING_COLUMNS,
@@ -36,7 +36,6 @@ from packedconv.weights import (
     input_seed,
     load_weights,
     make_input,
-    sparsity_key,
 )
 
 SCHEMA = 1

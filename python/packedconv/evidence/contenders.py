@@ -9,8 +9,8 @@ import pandas as pd
 from packedconv.evidence import statistics
 from packedconv.evidence.samples import Results, clock_notes
 from packedconv.evidence.tabular import Group
+from packedconv.layer import sparsity_key
 from packedconv.samples_file import IMPLEMENTATIONS
-from packedconv.weights import sparsity_key
 
 COLUMNS = [
     *("layer", "out_channels", "sparsity", "implementation", "layout"),

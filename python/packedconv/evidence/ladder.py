@@ -5,8 +5,8 @@ import pandas as pd
 from packedconv.bench.rungs import NAMES
 from packedconv.evidence.cpu_experiments import Experiments
 from packedconv.evidence.statistics import interval
+from packedconv.layer import sparsity_key
 from packedconv.schedule import FIELDS
-from packedconv.weights import sparsity_key
 
 COLUMNS = [
     *("layer", "sparsity", "rung", *FIELDS, "seconds", "low", "high", "speedup"),

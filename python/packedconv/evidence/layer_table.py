@@ -17,9 +17,8 @@ from packedconv.evidence.cpu_experiments import (
 )
 from packedconv.evidence.statistics import interval
 from packedconv.evidence.tabular import Group
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.schedule import FIELDS
-from packedconv.weights import sparsity_key
 
 COLUMNS = [
     *("title", "layer", *Layer._fields[1:], "sparsity", "nonzeros", "isa", "threads"),

@@ -15,7 +15,7 @@ from packedconv.evidence.cpu_experiments import (
 )
 from packedconv.evidence.layer_table import marks
 from packedconv.evidence.tabular import Group
-from packedconv.weights import sparsity_key
+from packedconv.layer import sparsity_key
 
 COLUMNS = [
     *("layer", "batch", "in_channels", "out_channels", "height", "width", "kernel_size"),

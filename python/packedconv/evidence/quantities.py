@@ -18,8 +18,7 @@ from packedconv import roofline
 from packedconv.evidence import statistics, tables
 from packedconv.evidence.published import Published
 from packedconv.evidence.samples import Results, against_dense
-from packedconv.layer import Layer
-from packedconv.weights import sparsity_key
+from packedconv.layer import Layer, sparsity_key
 
 
 class NotMeasuredError(Exception):

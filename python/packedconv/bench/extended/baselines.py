@@ -12,8 +12,8 @@ from packedconv.bench.experiment import Experiment
 from packedconv.bench.extended import im2col
 from packedconv.bench.extended.baseline_contenders import CONTENDERS, choose_variants
 from packedconv.bench.extended.peak_memory import in_child
+from packedconv.layer import sparsity_key
 from packedconv.settings import Settings
-from packedconv.weights import sparsity_key
 
 # The lowest sparsity of the paper's A100 workload; memory is measured nearest to it.
 MEMORY_SPARSITY = 0.90

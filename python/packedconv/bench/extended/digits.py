@@ -13,10 +13,9 @@ import torch
 
 from packedconv import PackWarning
 from packedconv.bench.extended.pruning import Pruner, scheduled_sparsity
-from packedconv.layer import nonzero_count
+from packedconv.layer import nonzero_count, sparsity_key
 from packedconv.module import SparseConv2d
 from packedconv.script import CheckError
-from packedconv.weights import sparsity_key
 
 # The split of the images, whatever the run's seed is.
 SPLIT_SEED = 0

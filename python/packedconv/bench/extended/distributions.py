@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from packedconv.layer import Layer
-from packedconv.weights import make_input, make_weight, sparsity_key
+from packedconv.layer import Layer, sparsity_key
+from packedconv.weights import make_input, make_weight
 
 # Half of the range of log_uniform, in decades.
 DECADES = 3

@@ -16,10 +16,10 @@ from packedconv.bench.cpu_experiments import Prepared
 from packedconv.bench.experiment import Experiment
 from packedconv.bench.extended import counters
 from packedconv.bench.extended.gap_patterns import PATTERNS
-from packedconv.layer import Layer
+from packedconv.layer import Layer, sparsity_key
 from packedconv.script import CheckError
 from packedconv.settings import Settings
-from packedconv.weights import sparsity_key, weight_seed
+from packedconv.weights import weight_seed
 
 COUNTED_EXECUTIONS = 20
 

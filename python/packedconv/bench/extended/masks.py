@@ -11,6 +11,7 @@ from packedconv.bench.check import compare_with_float64, require_within_bound
 from packedconv.bench.contenders import Contender, pack_quietly
 from packedconv.bench.cpu_experiments import Facts, Prepared, Row, table_contenders
 from packedconv.bench.experiment import Experiment
+from packedconv.layer import sparsity_key
 from packedconv.masks import (
     MASKS,
     adjacent_channels,
@@ -19,7 +20,7 @@ from packedconv.masks import (
     make_mask,
 )
 from packedconv.settings import Settings
-from packedconv.weights import make_weight, sparsity_key
+from packedconv.weights import make_weight
 
 # The mask that the others are compared with is "sparse", drawn as all weights of the project
 # are; "uniform" is another draw of the same.

@@ -87,7 +87,7 @@ def main() -> None:
     from packedconv.bench.cpu_experiments import Prepared
     from packedconv.bench.experiment import load_experiment
     from packedconv.bench.extended.baseline_contenders import build
-    from packedconv.weights import sparsity_key
+    from packedconv.layer import sparsity_key
 
     request = json.load(sys.stdin)
     experiment = load_experiment(request["experiment"])

@@ -19,10 +19,10 @@ from packedconv.bench.experiment import Experiment
 from packedconv.bench.extended.matrices import ONE_THREAD, copied, make_matrix, multiply
 from packedconv.bench.machine import available_memory_bytes, largest_cache_bytes
 from packedconv.formats import dense_bytes, stored_bytes
-from packedconv.layer import Layer, nonzero_count
+from packedconv.layer import Layer, nonzero_count, sparsity_key
 from packedconv.script import CheckError
 from packedconv.settings import Settings
-from packedconv.weights import sparsity_key, weight_bound, weight_seed
+from packedconv.weights import weight_bound, weight_seed
 
 # What of a matrix is read in turn: copies that take so many last-level caches, and no more than
 # so many bytes and that share of the memory that can be had.

@@ -7,8 +7,7 @@ import pandas as pd
 
 from packedconv.evidence.cpu_experiments import Experiments
 from packedconv.evidence.statistics import interval
-from packedconv.layer import Layer
-from packedconv.weights import sparsity_key
+from packedconv.layer import Layer, sparsity_key
 
 COLUMNS = [
     *("layer", *Layer._fields[1:], "sparsity", "nonzeros", "contender", "variant", "threads"),

@@ -12,9 +12,8 @@ from packedconv.evidence.contenders import TITLES
 from packedconv.evidence.cpu_experiments import Experiments
 from packedconv.evidence.samples import Results
 from packedconv.evidence.statistics import crossover, interval, resampled_medians
-from packedconv.layer import Layer, nonzero_count
+from packedconv.layer import Layer, nonzero_count, sparsity_key
 from packedconv.samples_file import IMPLEMENTATIONS
-from packedconv.weights import sparsity_key
 
 COLUMNS = [
     *("layer", *Layer._fields[1:], "sparsity", "nonzeros"),

@@ -9,8 +9,7 @@ import pandas as pd
 from packedconv import formats
 from packedconv.evidence.cpu_experiments import Experiments
 from packedconv.evidence.statistics import crossover, interval, resampled_median
-from packedconv.layer import Layer
-from packedconv.weights import sparsity_key
+from packedconv.layer import Layer, sparsity_key
 
 TITLES = {
     "dense": "dense",

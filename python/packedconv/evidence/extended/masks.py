@@ -7,7 +7,7 @@ import pandas as pd
 
 from packedconv.evidence.cpu_experiments import Experiments
 from packedconv.evidence.statistics import interval
-from packedconv.weights import sparsity_key
+from packedconv.layer import sparsity_key
 
 COLUMNS = [
     *("layer", "sparsity", "mask", "source", "nonzeros", "share_of_weights"),

@@ -10,8 +10,8 @@ from packedconv.bench.spread import spread
 from packedconv.evidence import rounds
 from packedconv.evidence.cpu_experiments import Experiments
 from packedconv.evidence.statistics import interval, resampled_median
+from packedconv.layer import sparsity_key
 from packedconv.schedule import FIELDS
-from packedconv.weights import sparsity_key
 
 # The control's name in the samples, and why a change is none: as the bench has them.
 AGAIN = "plan_again"

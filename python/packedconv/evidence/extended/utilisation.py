@@ -8,7 +8,7 @@ import pandas as pd
 from packedconv.evidence.cpu_experiments import Experiments
 from packedconv.evidence.published import Published
 from packedconv.evidence.statistics import interval
-from packedconv.weights import sparsity_key
+from packedconv.layer import sparsity_key
 
 MEASURED, PRINTED = "measured", "printed"
 TITLES = {
