@@ -3,10 +3,10 @@
 
 import argparse
 import csv
+import json
 import pathlib
 
 from packedconv.files import atomic_write
-from packedconv.run_folder import load_object
 from packedconv.script import run
 
 
@@ -29,11 +29,11 @@ def main() -> None:
     arguments = parser.parse_args()
 
     # A set-up made by hand leaves no record: that step has no row.
-    rows = [("setup", load_object(str(path))["seconds"]) for path in arguments.setup]
+    rows = [("setup", json.loads(path.read_text())["seconds"]) for path in arguments.setup]
     for step in ("compilation", "benchmark", "analysis"):
         rows.append([step, benchmark_seconds(getattr(arguments, step))])
     # What the layers themselves record: a job that found its layer measured took no time.
-    measuring = sum(load_object(str(path))["measuring_seconds"] for path in arguments.facts)
+    measuring = sum(json.loads(path.read_text())["measuring_seconds"] for path in arguments.facts)
     rows[-2][1] += measuring
     with atomic_write(arguments.out) as temporary, open(temporary, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

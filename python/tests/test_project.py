@@ -307,7 +307,7 @@ def test_a_rule_depends_on_what_its_script_imports(script, monkeypatch):
     elif script.stem == "table_machine":
         expected = plot | {package / "run_folder.py"}
     elif script.stem == "bundle":
-        modules = "bundle files run_folder run_names samples_file seal"
+        modules = "bundle files layer run_folder run_names samples_file seal settings"
         expected = {package / f"{name}.py" for name in modules.split()}
         expected |= {package / "device.py"}  # imported to report errors
     elif script.stem.startswith("fig4"):

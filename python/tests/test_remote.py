@@ -650,6 +650,7 @@ def test_a_slow_upload_is_not_silence(fleet, monkeypatch):
     fleet.host("nano")
     agent = fleet.root / "python/packedconv/remote_agent.py"
     agent.write_text(agent.read_text().replace("SILENCE_SECONDS = 120.0", "SILENCE_SECONDS = 2.0"))
+    remote.device_files(fleet.root)  # by the package's own, which is kept
     monkeypatch.setattr(remote, "AGENT", agent)
     write = remote.Session._write
 
