@@ -186,8 +186,7 @@ def _run(jobs: Sequence[Job], passed: Sequence[str], root: pathlib.Path, lock: i
                 return status
             job.outcome = "failed" if status else "done"
         return 1 if any(job.outcome != "done" for job in jobs) else 0
-    for job in ready:
-        _note_node(job)
+    ready = [job for job in ready if _note_node(job)]
     stopped = threading.Event()
     with _passing_signals_on(ready, stopped):
         threads = [
@@ -253,10 +252,16 @@ def _begun_on(job: Job) -> str | None:
         return None
 
 
-def _note_node(job: Job) -> None:
-    os.makedirs(os.path.dirname(_node_file(job)), exist_ok=True)
-    with atomic_write(_node_file(job)) as path, open(path, "w", encoding="utf-8") as stream:
-        json.dump({"node": job.node}, stream)
+def _note_node(job: Job) -> bool:
+    """Keep which node the results are of, beside the log; False where that cannot be written."""
+    try:
+        os.makedirs(os.path.dirname(_node_file(job)), exist_ok=True)
+        with atomic_write(_node_file(job)) as path, open(path, "w", encoding="utf-8") as stream:
+            json.dump({"node": job.node}, stream)
+    except OSError as error:
+        job.fail("failed", str(error))
+        return False
+    return True
 
 
 def _requested(job: Job) -> list[str]:

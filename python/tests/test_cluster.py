@@ -389,6 +389,15 @@ def test_a_log_that_cannot_be_written_is_a_reason(folder, capfd):
     assert re.search(r"^h200 +paper +done ", said, re.MULTILINE)
 
 
+def test_a_folder_of_logs_that_cannot_be_made_is_a_reason(folder, capfd):
+    (folder / "logs").mkdir()
+    (folder / "logs/cpu").touch()
+    assert call("--devices", "cpu", "h200") == 1
+    said = capfd.readouterr().out
+    assert re.search(r"^cpu: \[Errno \d+\] .*logs/cpu", said, re.MULTILINE)
+    assert re.search(r"^h200 +paper +done ", said, re.MULTILINE)
+
+
 @pytest.mark.parametrize("measured", ["bench/oc8.csv", "ceilings.csv"])
 def test_a_run_stays_on_its_node_also_without_its_settings(folder, commands, measured, capfd):
     assert call("--devices", "cpu") == 0
