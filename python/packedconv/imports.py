@@ -1,6 +1,7 @@
 """Which files of the package a Python file imports."""
 
 import ast
+import functools
 import threading
 from pathlib import Path
 
@@ -12,24 +13,30 @@ _PARSING = threading.Lock()
 def imported_modules(path: str | Path) -> set[Path]:
     """Files of this package that a Python file imports, directly or through others.
 
-    Imports anywhere in a file count; those by a computed name do not.
+    Imports anywhere in a file count; those by a computed name do not. A file is read once.
     """
     found: set[Path] = set()
     waiting = [Path(path)]
     while waiting:
-        text = waiting.pop().read_text(encoding="utf-8")
-        with _PARSING:
-            tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            else:
-                continue
-            for name in names:
-                module = (PACKAGE.parent / Path(*name.split("."))).with_suffix(".py")
-                if module.is_file() and module not in found:
-                    found.add(module)
-                    waiting.append(module)
+        new = _direct_imports(waiting.pop()) - found
+        found |= new
+        waiting += new
     return found
+
+
+@functools.cache
+def _direct_imports(path: Path) -> frozenset[Path]:
+    text = path.read_text(encoding="utf-8")
+    with _PARSING:
+        tree = ast.parse(text)
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        modules = ((PACKAGE.parent / Path(*name.split("."))).with_suffix(".py") for name in names)
+        found |= {module for module in modules if module.is_file()}
+    return frozenset(found)
