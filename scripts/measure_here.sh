@@ -41,9 +41,18 @@ renew() {
 
 "$python" scripts/stamp.py --out build/extension.new.json
 renew build/extension.new.json "$stamp"
-# Of the code that measures, too.
-find scripts python/packedconv -name '*.py' -print0 | LC_ALL=C sort -z |
-    xargs -0 sha256sum >build/sources.new
+# So it is with the code that measures: what the workflow's rules depend on. A figure's changes
+# nothing.
+modules="arguments autotune conv cpu cuda device files layer ops packed plan samples_file schedule
+    seal settings weights"
+for source in scripts/{weights,check,ceilings,bench,ablation,fixed_cost}.py \
+    python/packedconv/bench/*.py $(printf 'python/packedconv/%s.py ' $modules); do
+    case ${source##*/} in
+        cpu_experiments.py | cpu_steps.py | experiment.py | rotation.py | rungs.py | spread.py) ;;
+        mnn.py | peers.py) ;;
+        *) [[ ! -f $source ]] || sha256sum "$source" ;;
+    esac
+done >build/sources.new
 renew build/sources.new "$sources"
 
 layers=$("$python" -c 'import json, sys
@@ -77,10 +86,11 @@ for layer in $layers; do
     say "timing $layer"
     # By itself it does not see that scripts changed.
     again=()
-    [[ ! "$sources" -nt $results/bench/$layer.csv ]] || again=(--force)
+    timed=$results/bench/$layer.csv
+    [[ ! -e $timed || ! $sources -nt $timed ]] || again=(--force)
     "$python" scripts/bench.py --settings "$settings" --layer "$layer" \
         --weights "$results/weights/$layer.npz" --stamp "$stamp" \
-        --out "$results/bench/$layer.csv" --facts "$results/bench/$layer.json" \
+        --out "$timed" --facts "$results/bench/$layer.json" \
         ${again[@]+"${again[@]}"}
 done
 [[ -z $experiments ]] || mkdir -p "$results"/{ablation,fixed_cost}

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pybind11
@@ -426,6 +427,47 @@ def test_a_killed_run_goes_on(bare_machine):
     status, calls = measure()
     assert [name for name, _ in calls].count("check") == 2
     assert [name for name, _ in calls].count("ceilings") == 1
+
+
+def test_other_measuring_code_measures_again(bare_machine):
+    measure, results = bare_machine
+    package = results.parents[2] / "python" / "packedconv"
+    (package / "bench").mkdir(parents=True)
+    (package / "bench" / "protocol.py").write_text("rounds")
+    (package / "plots").mkdir()
+    assert all("--force" not in options for _, options in measure()[1])
+
+    def changed(name):
+        """What is called, and what is forced, after a change of this file."""
+        before = time.time() - 60
+        for path in (*results.rglob("*"), *(results.parents[2] / "build").iterdir()):
+            os.utime(path, (before, before))
+        (package / name).write_text("changed")
+        calls = measure()[1]
+        forced = [name for name, options in calls if "--force" in options]
+        return [name for name, _ in calls], forced
+
+    names, forced = changed("bench/protocol.py")
+    assert (names.count("check"), names.count("ceilings"), names.count("weights")) == (2, 1, 2)
+    assert forced == ["bench", "bench"]
+    for other in ("plots/style.py", "bench/rungs.py", "bundle.py"):
+        names, forced = changed(other)
+        assert not {"check", "ceilings", "weights"} & set(names), other
+        assert forced == []
+
+
+def test_the_measuring_code_is_that_of_the_workflow():
+    script = (ROOT / "scripts" / "measure_here.sh").read_text()
+    workflow = (ROOT / "Snakefile").read_text()
+
+    def of_the_workflow(name):
+        (found,) = re.findall(rf"^{name} = \(?([^()=]*?)\)?\n(?=\S)", workflow, re.MULTILINE)
+        return " ".join(re.findall(r'"([^"]*)"', found)).split()
+
+    (modules,) = re.findall(r'^modules="([^"]*)"', script, re.MULTILINE)
+    assert modules.split() == of_the_workflow("MEASURE_MODULES")
+    left_out = re.findall(r"(\w+)\.py(?= \||\) ;;)", script)
+    assert left_out == [*of_the_workflow("LISTED_MODULES"), *of_the_workflow("PEER_MODULES")]
 
 
 def test_a_run_without_settings_says_so(bare_machine):
