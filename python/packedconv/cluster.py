@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import psutil
 from tabulate import tabulate
 
 from packedconv import announce, slurm
@@ -166,11 +167,24 @@ def _only_one() -> Iterator[int]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            holders = " ".join(str(pid) for pid in _holding(LOCK))
             raise ValueError(
-                f"{LOCK}: expected no other call of cluster in this folder, found one at work; "
-                "wait for it, or use another clone"
+                f"{LOCK}: expected no other call of cluster in this folder, found one at work "
+                f"(process {holders or 'of another machine'}); wait for it, use another clone, or "
+                f"end it and its jobs: kill -INT {holders or 'PROCESS'}"
             ) from None
         yield stream.fileno()
+
+
+def _holding(path: str) -> list[int]:
+    """Processes of this user that have a file open, all but this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            opened = {entry.path for entry in process.open_files()}
+            if os.path.abspath(path) in opened and process.pid != os.getpid():
+                found.append(process.pid)
+    return found
 
 
 def _run(jobs: Sequence[Job], passed: Sequence[str], root: pathlib.Path, lock: int) -> int:
@@ -196,15 +210,18 @@ def _run(jobs: Sequence[Job], passed: Sequence[str], root: pathlib.Path, lock: i
             thread.start()
         for thread in threads:
             thread.join()
-    rendered = 0
+    unrendered = ""
     done = [job for job in jobs if job.outcome == "done"]
-    if done and not stopped.is_set():
+    # A Ctrl-C that reached this process alone has stopped nothing.
+    if stopped.is_set() and len(done) < len(jobs):
+        unrendered = "this call was stopped"
+    elif done:
         # Of figures that are not of one device, those of the first that was named.
         command = [*SNAKEMAKE, "all", "--workflow-profile", slurm.PROFILE]
         command += [*with_device(done[0].device, passed), *_requested(done[0])]
-        rendered = run(command)
-    print(summary(jobs, bool(rendered) or stopped.is_set()))
-    return 1 if rendered or stopped.is_set() or len(done) < len(jobs) else 0
+        unrendered = "see above" if run(command) else ""
+    print(summary(jobs, unrendered))
+    return 1 if unrendered or len(done) < len(jobs) else 0
 
 
 def _place(job: Job, root: pathlib.Path) -> bool:
@@ -212,9 +229,9 @@ def _place(job: Job, root: pathlib.Path) -> bool:
 
     A run stays on the node that it began on: its results are compared with each other.
     """
-    begun = _begun_on(job)
     asked = job.request.get("node")
     try:
+        begun = _begun_on(job)
         if begun and asked and begun != asked:
             raise slurm.SlurmError(
                 f"expected node {begun}, on which run {job.run} began, got node {asked}; "
@@ -242,7 +259,10 @@ def _node_file(job: Job) -> str:
 
 
 def _begun_on(job: Job) -> str | None:
-    """The node that the results at hand are of; None where nothing was measured yet."""
+    """The node that the results at hand are of; None where nothing was measured yet.
+
+    Raises SlurmError where that cannot be told.
+    """
     if not glob.glob(f"results/{job.device}/{job.run}/**/*.csv", recursive=True):
         return None
     try:
@@ -250,6 +270,11 @@ def _begun_on(job: Job) -> str | None:
             return json.load(stream)["node"]
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise slurm.SlurmError(
+            f"{_node_file(job)}: expected the node that run {job.run} began on, got {error!r}; "
+            "name another run (--config run=NAME), or delete the file"
+        ) from None
 
 
 def _note_node(job: Job) -> bool:
@@ -363,10 +388,10 @@ def _passing_signals_on(jobs: Sequence[Job], stopped: threading.Event) -> Iterat
             signal.signal(number, handler)
 
 
-def summary(jobs: Sequence[Job], unrendered: bool) -> str:
+def summary(jobs: Sequence[Job], unrendered: str = "") -> str:
     """What became of each device, as a table, with the reasons of those that failed.
 
-    unrendered: whether what the devices share could not be rendered.
+    unrendered: why what the devices share was not rendered, where that is so.
     """
     rows = [
         [
@@ -380,7 +405,7 @@ def summary(jobs: Sequence[Job], unrendered: bool) -> str:
     for job in jobs:
         lines += [f"{job.device}: {reason}" for reason in job.reasons[-5:]]
     if unrendered:
-        lines.append("What the devices share was not rendered: see above")
+        lines.append(f"What the devices share was not rendered: {unrendered}")
     if unrendered or any(job.outcome != "done" for job in jobs):
         lines.append("The same command again repeats what is not finished, and nothing else.")
     return "\n".join(["", *lines])

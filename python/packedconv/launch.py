@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 CONFIG_FILES = {"all": [], "smoke": ["config/smoke.yaml"]}
 SLOW_TESTS = "python/tests/slow"
@@ -23,6 +24,8 @@ LOOKING = (
     *("--list-params-changes", "--list-changes", "--list-untracked", "--lu", "--summary", "-S"),
     *("--detailed-summary", "-D", "--dag", "--rulegraph", "--filegraph", "--d3dag"),
     *("--delete-all-output", "--delete-temp-output", "--cleanup-metadata", "--cm"),
+    *("--li", "--lp", "--lc", "--cleanup-shadow", "--list-conda-envs", "--print-compilation"),
+    *("--containerize", "--generate-unit-tests", "--export-cwl"),
 )
 
 
@@ -59,8 +62,9 @@ def with_config_files(files: Sequence[str], arguments: Sequence[str]) -> list[st
 
 def is_dry_run(arguments: Sequence[str]) -> bool:
     """Whether Snakemake will only say what it would do."""
+    # Of short options in one word, those before -n that take no value.
     return any(
-        argument in ("--dry-run", "--dryrun") or re.fullmatch(r"-[pkfF]*n[pkfFn]*", argument)
+        argument in ("--dry-run", "--dryrun") or re.match(r"-[pkfFtv]*n", argument)
         for argument in arguments
     )
 
@@ -73,16 +77,22 @@ def runs_steps(arguments: Sequence[str]) -> bool:
 def is_unknown(word: str) -> bool:
     """Whether the first argument is neither a verb, nor a rule, nor a file or an option."""
     text = SNAKEFILE.read_text(encoding="utf-8")
-    rules = re.findall(r"^(?:rule|checkpoint) (\w+):", text, re.MULTILINE)
-    return word.isidentifier() and word not in (*VERBS, *rules)
+    rules = re.findall(r"^\s*(?:rule|checkpoint) (\w+):", text, re.MULTILINE)
+    return bool(re.fullmatch(r"[A-Za-z][\w-]*", word)) and word not in (*VERBS, *rules)
 
 
 def run(command: Sequence[str]) -> int:
-    """Run a command in the foreground and return its exit status, 128 + n for signal n."""
+    """Run a command in the foreground and return its exit status, 128 + n for signal n.
+
+    Also where it fails after a Ctrl-C and says otherwise.
+    """
     sys.stdout.flush()
     process = subprocess.Popen(command)
+    interrupts: list[int] = []
     # Ctrl-C reaches the child by itself; what is sent to the launcher alone is passed on.
-    handlers = {signal.SIGINT: signal.SIG_IGN}
+    handlers: dict[int, Any] = {
+        signal.SIGINT: lambda received, _: interrupts.append(received),
+    }
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             handlers[number] = lambda received, _: process.send_signal(received)
@@ -92,6 +102,8 @@ def run(command: Sequence[str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if status and interrupts:
+        return 128 + signal.SIGINT
     return status if status >= 0 else 128 - status
 
 

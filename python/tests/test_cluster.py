@@ -3,6 +3,7 @@
 A real Slurm is in slow/test_slurm.py.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -197,7 +199,8 @@ if target == "device" and device == "tegra-x1":
 if os.path.exists(f"wait-{device}-{target}"):
     try:
         open(f"{device}-{target}", "w").close()
-        time.sleep(60)
+        while os.path.exists(f"wait-{device}-{target}"):
+            time.sleep(0.05)
     except KeyboardInterrupt:
         print("Terminating processes on user request")
         sys.exit(1)
@@ -207,7 +210,7 @@ import sys
 from packedconv import cluster
 cluster.SNAKEMAKE = (sys.executable, "fake.py")
 cluster.PLUGIN = "yaml"
-sys.exit(cluster.main(["--requests", "devices.yaml", "--devices", "cpu", "h200"]))
+sys.exit(cluster.main(["--requests", "devices.yaml", "--devices", "cpu", "h200", *sys.argv[1:]]))
 """
 
 
@@ -308,20 +311,54 @@ def test_a_locked_folder_is_left_alone(folder, capsys):
     assert "scripts/artifact --unlock" in capsys.readouterr().err
 
 
-def begun(folder, *stages):
+def begun(folder, *stages, options=()):
     """A call for two devices, which is in these stages: <device>-<target>, each of which waits."""
     for stage in stages:
         (folder / f"wait-{stage}").touch()
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", CODE, *options], stdout=subprocess.PIPE, text=True, env=environment
     )
+    wait_until(lambda: all((folder / stage).exists() for stage in stages))
+    assert process.poll() is None
+    return process
+
+
+def wait_until(condition):
     deadline = time.monotonic() + 60
-    while not all((folder / stage).exists() for stage in stages):
-        assert process.poll() is None
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return process
+
+
+def stand_ins(folder):
+    """Processes that stand for Snakemake in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "fake.py" in process.cmdline() and os.path.samefile(process.cwd(), folder):
+                found.append(process)
+    return found
+
+
+def test_an_interrupt_of_the_call_alone_stops_nothing(folder):
+    process = begun(folder, "cpu-device", "h200-device")
+    process.send_signal(signal.SIGINT)
+    for stage in ("cpu-device", "h200-device"):
+        (folder / f"wait-{stage}").unlink()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert calls(folder)[-1].split()[0] == "all"
+
+
+def test_an_interrupt_ends_a_dry_run_with_the_device_at_work(folder):
+    process = begun(folder, "cpu-device", options=["-n"])
+    process.send_signal(signal.SIGINT)
+    (stand_in,) = stand_ins(folder)
+    stand_in.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert [line.split()[0] for line in calls(folder)] == ["build", "device"]
 
 
 def test_two_calls_in_a_folder_do_not_meet_and_a_signal_reaches_all(folder, capsys):
@@ -337,12 +374,7 @@ def test_two_calls_in_a_folder_do_not_meet_and_a_signal_reaches_all(folder, caps
 def test_after_a_signal_nothing_is_rendered(folder):
     """Also where a device was done before."""
     process = begun(folder, "h200-device")
-    log = folder / "logs/cpu/paper/cluster.log"
-    deadline = time.monotonic() + 60
-    while len(calls(folder)) < 3 or not log.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(1)
+    wait_until(lambda: len(calls(folder)) == 3 and len(stand_ins(folder)) == 1)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate()
     assert process.returncode == 1
@@ -367,18 +399,17 @@ def test_a_kill_leaves_the_folder_locked_while_devices_are_at_work(folder, capsy
     process.kill()
     process.wait()
     assert call("--devices", "tegra-x1") == 2
-    assert "found one at work" in capsys.readouterr().err
-    left = [int(pid) for pid in subprocess.check_output(["pgrep", "-f", "fake.py device"]).split()]
-    for pid in left:
-        if os.path.samefile(f"/proc/{pid}/cwd", folder):
-            os.kill(pid, signal.SIGKILL)
+    said = capsys.readouterr().err
+    assert "found one at work" in said
+    left = stand_ins(folder)
+    assert len(left) == 2
+    assert all(str(stand_in.pid) in said for stand_in in left)
+    for stand_in in left:
+        stand_in.kill()
     process.stdout.close()
     for stage in ("cpu-device", "h200-device"):
         (folder / f"wait-{stage}").unlink()
-    deadline = time.monotonic() + 60
-    while call("--devices", "cpu") != 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: call("--devices", "cpu") == 0)
 
 
 def test_a_log_that_cannot_be_written_is_a_reason(folder, capfd):
@@ -395,6 +426,18 @@ def test_a_folder_of_logs_that_cannot_be_made_is_a_reason(folder, capfd):
     assert call("--devices", "cpu", "h200") == 1
     said = capfd.readouterr().out
     assert re.search(r"^cpu: \[Errno \d+\] .*logs/cpu", said, re.MULTILINE)
+    assert re.search(r"^h200 +paper +done ", said, re.MULTILINE)
+
+
+def test_a_node_that_cannot_be_read_is_no_other_node(folder, capfd):
+    results, node = (folder / name for name in ("results/cpu/paper", "logs/cpu/paper"))
+    results.mkdir(parents=True)
+    (results / "ceilings.csv").touch()
+    node.mkdir(parents=True)
+    (node / "slurm-node.json").write_text("{")
+    assert call("--devices", "cpu", "h200") == 1
+    said = capfd.readouterr().out
+    assert "slurm-node.json: expected the node that run paper began on" in said
     assert re.search(r"^h200 +paper +done ", said, re.MULTILINE)
 
 

@@ -413,10 +413,11 @@ def test_failure_is_passed_on(fake_snakemake, capfd):
 def test_an_unknown_word_ends_with_where_the_known_ones_are(fake_snakemake, capfd):
     fake_snakemake("exit 1")
     assert launch.main(["smok"]) == 1
+    assert launch.is_unknown("smoke-test")
     assert "expected a verb or a target, got smok. Verbs: scripts/artifact --help" in (
         capfd.readouterr().err
     )
-    for known in ("build", "extended", "all", "figures/fig1.pdf", "--lint", "report"):
+    for known in ("build", "extended", "all", "figures/fig1.pdf", "--lint", "report", "reported"):
         assert not launch.is_unknown(known), known
 
 
@@ -486,7 +487,17 @@ def test_looking_announces_nothing(monkeypatch, capsys, option):
 def test_a_dry_run_does_not_say_done(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(launch, "run", lambda command: 0)
-    for option in ("-n", "-np", "--dry-run", "--unlock", "--rulegraph"):
+    for option in (
+        "-n",
+        "-np",
+        "-nq",
+        "-pn",
+        "-nc1",
+        "--dry-run",
+        "--li",
+        "--unlock",
+        "--rulegraph",
+    ):
         assert launch.main(["all", option]) == 0
         assert "Done." not in capsys.readouterr().out
     assert launch.main(["all"]) == 0
