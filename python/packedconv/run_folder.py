@@ -10,7 +10,7 @@ import re
 import typing
 
 from packedconv.seal import is_intact
-from packedconv.settings import validate_settings
+from packedconv.settings import settings_hash, validate_settings
 
 # Of machine_facts(), what tells a reader which machine it was.
 MACHINE_KEYS = (
@@ -46,16 +46,17 @@ def check_results(folder: str) -> typing.Dict[str, typing.Any]:
     """Check that a results folder is whole, and return its settings.
 
     Raises ResultsError where a file that figures read is missing or was changed since, settings
-    are of no run, facts are of other samples than the CSV file beside them holds, or the tables
-    of the run hold other rows than its layers.
+    are of no run or not those that it was measured with, facts are of other samples than the CSV
+    file beside them holds, or the tables of the run hold other rows than its layers.
     """
     settings_path = os.path.join(folder, "settings.json")
     settings = load_object(settings_path)
     try:
-        validate_settings(settings)
+        filled = validate_settings(settings)
         layers = [layer["name"] for layer in settings["layers"]]
         identity = (settings["device"]["name"], settings["run"])
-    except ValueError as error:
+    # Of a number that is no size of anything.
+    except (ValueError, OverflowError) as error:
         raise ResultsError(f"{settings_path}: {error}", "make them again") from None
     for name in (*identity, *layers):
         if not _NAME.fullmatch(name):
@@ -76,10 +77,19 @@ def check_results(folder: str) -> typing.Dict[str, typing.Any]:
             "measure it to the end (samples.csv, errors.csv and peaks.json are made by "
             "scripts/collect.py)",
         )
-    load_object(os.path.join(folder, "peaks.json"))
+    for layer in layers:
+        facts = load_object(os.path.join(folder, "bench", layer + ".json"))
+        if facts.get("settings_hash", settings_hash(filled)) != settings_hash(filled):
+            raise ResultsError(
+                f"{settings_path}: expected the settings that layer {layer} was measured with, "
+                "got others",
+                "delete it and make it again",
+            )
     for path in walk(folder):
         if path.endswith(".csv"):
             _check_facts(folder, path, identity)
+        elif path.endswith(".json"):
+            load_object(os.path.join(folder, path))
     for table, step in (("samples.csv", "bench"), ("errors.csv", "check")):
         parts = [f"{step}/{layer}.csv" for layer in layers]
         _check_collected(folder, table, parts)
@@ -160,6 +170,7 @@ def load_object(path: str) -> typing.Dict[str, typing.Any]:
     try:
         with open(path, encoding="utf-8") as stream:
             content = json.load(stream)
+        intact = is_intact(content)
     except FileNotFoundError:
         raise ResultsError(f"{path}: not found", "measure first, or name another folder") from None
     # So deep that reading it ends the recursion: no file of ours.
@@ -167,7 +178,7 @@ def load_object(path: str) -> typing.Dict[str, typing.Any]:
         raise ResultsError(f"{path}: expected JSON, got {error}", "make it again") from None
     if not isinstance(content, dict):
         raise ResultsError(f"{path}: expected an object of JSON", "make it again")
-    if not is_intact(content):
+    if not intact:
         raise ResultsError(
             f"{path}: expected what was written, got a file changed since",
             "delete it and make it again",

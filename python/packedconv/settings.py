@@ -68,7 +68,8 @@ def validate_settings(settings: typing.Any) -> Settings:
     sparsities = settings["sparsities"]
     _expect(isinstance(sparsities, list) and sparsities, "sparsities", "a list", sparsities)
     for sparsity in sparsities:
-        _expect(_is_number(sparsity), "sparsities", "numbers", sparsity)
+        sound = _is_number(sparsity) and 0 <= sparsity < 1
+        _expect(sound, "sparsities", "numbers from 0 to 0.999", sparsity)
     keys = [sparsity_key(sparsity) for sparsity in sparsities]
     _expect(len(set(keys)) == len(keys), "sparsities", "no value twice", sparsities)
 

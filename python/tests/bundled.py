@@ -9,6 +9,7 @@ from synthetic import write_csv, write_results
 
 from packedconv.samples_file import CEILING_COLUMNS, ERROR_COLUMNS, SAMPLE_COLUMNS, read_rows
 from packedconv.seal import sealed_text
+from packedconv.settings import settings_hash, validate_settings
 
 MACHINE = {
     "cpu": "Synthetic CPU",
@@ -43,7 +44,8 @@ def write_run(folder: Path, **changes: Any) -> Path:
         identity = {"device": device, "run": run}
         write_facts(target / "check" / f"{layer}.json", "errors_sha256", **identity)
         moment = {"time": "2026-01-02T03:04:05Z"}
-        write_facts(target / "bench" / f"{layer}.json", "samples_sha256", **identity, after=moment)
+        timed = {**identity, "settings_hash": settings_hash(validate_settings(settings))}
+        write_facts(target / "bench" / f"{layer}.json", "samples_sha256", **timed, after=moment)
         (target / "weights" / f"{layer}.npz").write_bytes(b"drawn again from the seed")
         (target / "weights" / f"{layer}.json").write_text('{"seed": 1}\n')
         (target / "times" / f"bench_{layer}.tsv").write_text("s\n1.5\n")

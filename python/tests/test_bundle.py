@@ -369,6 +369,17 @@ def edited(path, old, new):
         (lambda run: (run / "settings.json").unlink(), "settings.json: not found"),
         (lambda run: (run / "settings.json").write_text("{}"), "settings: expected the keys"),
         (lambda run: edited(run / "settings.json", '"seed"', '"seeds"'), "no unknown key, got"),
+        (
+            lambda run: edited(run / "settings.json", '"seed": 1', '"seed": 2'),
+            "measured with, got",
+        ),
+        (lambda run: edited(run / "settings.json", "0.9,", "1e306,"), "from 0 to 0.999, got 1e"),
+        (
+            lambda run: edited(
+                run / "settings.json", '"in_channels": ', '"in_channels": ' + "9" * 400
+            ),
+            "int too",
+        ),
         (lambda run: edited(run / "settings.json", '"oc8"', '"../oc8"'), "layers.name: expected"),
         (lambda run: edited(run / "settings.json", '"paper"', '"../x"'), "can be parts of paths"),
         (

@@ -6,6 +6,7 @@ import sys
 import docutils.core
 import pandas as pd
 import pytest
+from bundled import write_run
 
 from packedconv.evidence import claims, published
 from packedconv.report import captions, contents, machine
@@ -167,3 +168,17 @@ def test_counts_and_nothing():
 def test_a_machine_of_which_nothing_is_known(tmp_path):
     facts = machine.facts(tmp_path / "results" / "cpu" / "none")
     assert facts == [("device, run", "cpu, none"), ("measured", "nothing yet")]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("bench/oc12.json", "Synthetic", "Faster"), ("settings.json", '"rounds"', '"round"')],
+)
+def test_a_machine_of_facts_that_were_changed_is_refused(tmp_path, name, old, new):
+    folder = write_run(tmp_path)
+    assert ("processor", "Synthetic CPU") in machine.facts(folder)
+    path = folder / name
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match="expected"):
+        machine.facts(folder)

@@ -7,7 +7,7 @@ from typing import Any
 from packedconv.layer import Layer
 from packedconv.plots.captions import shapes
 from packedconv.run_folder import load_object
-from packedconv.settings import layers_of
+from packedconv.settings import layers_of, validate_settings
 
 
 def facts(folder: Path) -> list[tuple[str, str]]:
@@ -25,6 +25,7 @@ def facts(folder: Path) -> list[tuple[str, str]]:
     else:
         rows.append(("measured", "nothing yet"))
     if settings:
+        settings = validate_settings(settings)
         protocol = settings["protocol"]
         layers: list[Layer] = list(layers_of(settings))
         channels = ", ".join(str(one.out_channels) for one in layers)
