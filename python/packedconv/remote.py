@@ -484,12 +484,12 @@ class Runner:
         pause, lost = FIRST_PAUSE, time.monotonic()
         said = ""
         while True:
-            began, before = time.monotonic(), self._progress()
+            before = self._progress()
             try:
                 with Session(self._host, self._order, self._words) as session:
                     if self._connected:
                         self._say("connected again")
-                    self._connected, said = True, ""
+                    self._connected, said, began = True, "", time.monotonic()
                     try:
                         return work(session)
                     finally:
@@ -502,7 +502,7 @@ class Runner:
                     raise HostError(dropped.words, dropped.step) from None
                 if time.monotonic() - lost > self._order.patience:
                     raise HostError(
-                        f"no connection for {self._order.patience / 60:.0f} minutes: "
+                        f"no lasting connection for {self._order.patience / 60:.0f} minutes: "
                         f"{dropped.words}",
                         "the device works on by itself; the same command attaches to it",
                     ) from None
@@ -649,7 +649,9 @@ class Runner:
             import_bundle(str(path), self._name, str(root))
         except ValueError as error:
             raise HostError(
-                f"{error}", f"the bundle is kept: scripts/import_results {shown} --as NAME"
+                f"{error}",
+                "the bundle is kept; once that is mended: "
+                f"scripts/import_results {shown} --as NAME",
             ) from None
         return f"run {run} of {device} is now {folder.relative_to(root)} ({shown})"
 

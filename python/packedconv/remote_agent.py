@@ -542,9 +542,10 @@ def fetch(channel: Channel, request: Record) -> None:
     """Send the bundle of work that is done, from `offset` on."""
     folder = os.path.abspath(os.path.expanduser(request["folder"]))
     state = read_state(folder)
+    if state is not None:
+        _require_attempt(state, request)
     if state is None or state["status"] != "done":
         raise RefusalError(f"no bundle in {folder}", "run the same command again")
-    _require_attempt(state, request)
     path = os.path.join(folder, state["bundle"])
     size, digest = _size(path), _sha256(path)
     offset = request["offset"] if request["offset"] <= size else 0
