@@ -115,7 +115,7 @@ class TestSettings:
             (("sparsities",), [], "sparsities"),
             (("sparsities",), [0.9, 0.9], "sparsities"),
             (("sparsities",), ["0.9"], "sparsities"),
-            (("sparsities",), [1.0], "sparsity"),
+            (("sparsities",), [1.0], "sparsities"),
             (("threads",), 0, "threads"),
             (("protocol", "rounds"), 0, "protocol.rounds"),
             (("protocol", "executions"), 2.0, "protocol.executions"),
