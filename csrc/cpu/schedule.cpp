@@ -23,7 +23,7 @@ constexpr double kTileShare = 0.85;
 constexpr double kSecondShare = 1.0 / 6.0;
 
 // What schedules are compared by, about cycles of one core: fitted to the times of all
-// candidates on layers of many shapes (AMD Zen 4 with AVX-512, two cores).
+// candidates on layers of many shapes, on two cores.
 struct Costs {
   double nonzero;  // of each nonzero and tile, beside those of its sums
   double sum;      // of a multiply-add with a load that crosses no line
@@ -34,12 +34,23 @@ struct Costs {
   double neighbor;  // of a row for which a tile passes sums to the next, with each shift
   double store, store_pieces;  // of a vector of sums
   double store_far;            // factor for an output beyond the caches that is not streamed
+  double short_row;            // of a row of a tile, under two lines, in such an output
   double fill, fill_block;     // of a vector of the copy, and of one that stays in the first cache
   double second, gather;       // factors for every second pixel, and for others
   double idle;  // share of the time that threads without an item would wait for the last ones
 };
-constexpr Costs kCosts{0.86, 0.97, 4.0, 1.63, 2.18, 17.4, 0.44, 2.41, 4.76,
-                       2.35, 7.4,  7.0, 8.7,  8.4,  2.23, 16.0, 0.25};
+// AMD Zen 4 with AVX-512, where two vectors are two lines.
+constexpr Costs kLongVectorCosts{0.86, 0.97, 4.0, 1.63, 2.18, 17.4, 0.44, 2.41, 4.76,
+                                 2.35, 7.4,  7.0, 0.0,  8.7,  8.4,  2.23, 16.0, 0.25};
+// AMD Zen 3 with AVX2.
+constexpr Costs kShortVectorCosts{1.86, 0.72, 4.0, 1.63, 1.88, 16.4, 0.43, 2.1,  4.0,
+                                  1.89, 7.4,  6.5, 2.1,  11.3, 8.5,  2.5,  16.0, 0.25};
+constexpr std::int64_t kLineBytes = 64;
+
+const Costs& costs_of(const Isa& isa) {
+  return isa.lanes * static_cast<std::int64_t>(sizeof(float)) < kLineBytes ? kShortVectorCosts
+                                                                           : kLongVectorCosts;
+}
 
 // Bytes of the caches of one core; common values where the system does not tell.
 struct CacheSizes {
@@ -104,7 +115,7 @@ std::int64_t strip_for(const Geometry& g, std::int64_t l2, int threads) {
 // Cycles that the layer takes on as many cores, as far as the schedule decides it.
 double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
                        const packedconv_layer_shape& shape, double nonzeros, int threads) {
-  const Costs& cost = kCosts;
+  const Costs& cost = costs_of(isa);
   const Geometry g = geometry_of(schedule, isa, shape);
   const CacheSizes caches = cache_sizes();
   const double sums = schedule.rows * schedule.vectors;
@@ -137,9 +148,12 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
   const double shift =
       g.shifts() * (sums * cost.shift + (g.carries ? schedule.rows * cost.neighbor : 0.0));
   const double carried = blocks > 1 ? sums * cost.carry : 0.0;
-  const bool far = !schedule.stream && output_bytes(shape) > kCacheBytes;
-  const double store = sums * (g.pieces_per_tile > 1 ? cost.store_pieces : cost.store) *
-                       (far ? cost.store_far : 1.0);
+  const bool far = output_bytes(shape) > kCacheBytes;
+  double store = sums * (g.pieces_per_tile > 1 ? cost.store_pieces : cost.store) *
+                 (far && !schedule.stream ? cost.store_far : 1.0);
+  const std::int64_t row_bytes = g.tile_lanes * static_cast<std::int64_t>(sizeof(float));
+  if (far && g.column_blocks > 1 && row_bytes < 2 * kLineBytes)
+    store += static_cast<double>(g.tile_rows) * cost.short_row;
   const double per_channel = blocks * (cost.channel + shift + carried) + store;
   const double compute = tiles * (nonzeros / groups * per_nonzero + out_channels * per_channel);
 
