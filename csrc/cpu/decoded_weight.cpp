@@ -1,6 +1,7 @@
 #include "decoded_weight.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "../integers.h"
 #include "../packed_word.h"
@@ -10,6 +11,12 @@ namespace {
 
 // Writing an output channel without nonzeros costs about as much as this many.
 constexpr std::int64_t kChannelCost = 4;
+
+NonzeroWord nonzero_word(const Nonzero& nonzero, int lanes) {
+  NonzeroWord value;
+  std::memcpy(&value, &nonzero.value, sizeof value);
+  return value | static_cast<NonzeroWord>(nonzero.offset / lanes);
+}
 
 // Calls visit(group, nonzero) for every word, by output channel and in it by input channel;
 // `group` counts from the first of the decoded weight.
@@ -50,6 +57,7 @@ std::int64_t DecodedWeight::channel_nonzeros(std::int64_t channel) const {
 
 std::int64_t DecodedWeight::bytes() const {
   return static_cast<std::int64_t>(nonzeros.size() * sizeof(Nonzero) +
+                                   words.size() * sizeof(NonzeroWord) +
                                    starts.size() * sizeof(std::uint32_t));
 }
 
@@ -68,11 +76,19 @@ DecodedWeight decode_weight(const PackedView& weight, const packedconv_layer_sha
                });
   for (std::size_t i = 1; i < starts.size(); ++i) starts[i] += starts[i - 1];
 
-  decoded.nonzeros.resize(static_cast<std::size_t>(weight.word_count));
+  const std::size_t count = static_cast<std::size_t>(weight.word_count);
+  if (geometry.aligned)
+    decoded.words.resize(count);
+  else
+    decoded.nonzeros.resize(count);
   std::vector<std::uint32_t> next(starts.begin(), starts.end() - 1);
   for_nonzeros(weight, shape, geometry, block_channels, decoded.groups,
                [&](std::int64_t group, const Nonzero& nonzero) {
-                 decoded.nonzeros[next[static_cast<std::size_t>(group)]++] = nonzero;
+                 const std::size_t i = next[static_cast<std::size_t>(group)]++;
+                 if (geometry.aligned)
+                   decoded.words[i] = nonzero_word(nonzero, geometry.lanes);
+                 else
+                   decoded.nonzeros[i] = nonzero;
                });
   return decoded;
 }

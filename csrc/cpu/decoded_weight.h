@@ -14,11 +14,13 @@ namespace packedconv {
 
 // Blocks of input channels one after the other, in each the output channels, and of those the
 // groups of nonzeros that the kernel reads with the same shift of its sums. Within a group the
-// nonzeros keep the order of the words. Offsets count from the first channel of the block.
+// nonzeros keep the order of the words. Offsets count from the first channel of the block. They
+// are words where the geometry is aligned.
 struct DecodedWeight {
   std::int64_t out_channels, blocks;
   std::int64_t groups;  // of an output channel in a block
   std::vector<Nonzero> nonzeros;
+  std::vector<NonzeroWord> words;
   std::vector<std::uint32_t> starts;  // of each group; one more ends the last
 
   const std::uint32_t* channel_starts(std::int64_t block, std::int64_t channel) const {

@@ -44,6 +44,11 @@ std::int64_t Geometry::edges_floats(std::int64_t of_channels) const {
   return edge_floats == 0 ? 0 : of_channels * channel_rows * edge_floats + kEdgeFloats;
 }
 
+std::int64_t Geometry::most_block() const {
+  if (!aligned) return channels;
+  return std::min(channels, (std::int64_t{1} << kOffsetBits) / (channel_floats() / lanes));
+}
+
 double Geometry::lanes_used() const {
   if (tiles == 0) return 1.0;
   return static_cast<double>(batch) * static_cast<double>(out_rows * out_columns) /
@@ -52,7 +57,8 @@ double Geometry::lanes_used() const {
 
 bool aligned_fits(const packedconv_layer_shape& shape, int lanes, int rows, int vectors) {
   const Geometry g = make_geometry(shape, lanes, rows, vectors, true);
-  return fits(g) && g.column_axis.reach < lanes && g.edge_floats * rows <= kEdgeFloats;
+  return fits(g) && g.column_axis.reach < lanes && g.edge_floats * rows <= kEdgeFloats &&
+         g.most_block() > 0;
 }
 
 bool fits(const Geometry& g) {

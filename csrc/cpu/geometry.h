@@ -71,6 +71,9 @@ struct Geometry {
     return (phases * row_axis.phases + row_axis.phase_of[py]) * row_axis.length +
            row_axis.index[py];
   }
+  // Input channels that a block has at most, for a NonzeroWord to reach all of them; 0 when it
+  // does not reach all of one.
+  std::int64_t most_block() const;
   // Share of the computed pixels that are part of the output.
   double lanes_used() const;
 };

@@ -45,16 +45,31 @@ PACKEDCONV_INLINE inline void end_channel(const TileWork& work, Sums<Rows, Vecto
   }
 }
 
-// What the vectors of a tile are read by, relative to what a nonzero's first pixel reads.
+// What a nonzero is multiplied by: its value in all lanes, what the first pixel of the tile reads
+// through it, and what the others read relative to that.
 template <int Vectors>
 struct LooseRows {
+  typedef Nonzero Item;
+  const float* tile;
   std::int64_t row_step;
+  Vector value(const Nonzero* nonzero) const { return broadcast(nonzero->value); }
+  const float* source(const Nonzero* nonzero) const { return tile + nonzero->offset; }
   Vector vector(const float* source, int row, int vector) const {
     return load(source + row * row_step + vector * kLanes);
   }
 };
 template <int Vectors>
 struct AlignedRows {
+  typedef NonzeroWord Item;
+  const float* tile;
+  Vector value(const NonzeroWord* word) const {
+    return clear_bits(broadcast(float_at(word)), kOffsetMask);
+  }
+  const float* source(const NonzeroWord* word) const {
+    // Read apart from the value: compilers would read both into a vector, and move one from there.
+    asm("" : "+r"(word));
+    return tile + static_cast<std::size_t>(*word & kOffsetMask) * kLanes;
+  }
   Vector vector(const float* source, int row, int vector) const {
     return load_aligned(source + (row * Vectors + vector) * kLanes);
   }
@@ -62,8 +77,9 @@ struct AlignedRows {
 
 template <int Rows, int Vectors, typename Reader>
 PACKEDCONV_INLINE inline void multiply_add(Sums<Rows, Vectors>& sums, Reader reader,
-                                           const float* source, float value) {
-  const Vector weight = broadcast(value);
+                                           const typename Reader::Item* nonzero) {
+  const Vector weight = reader.value(nonzero);
+  const float* const source = reader.source(nonzero);
   sums.at.each([=](Vector& sum, int i) PACKEDCONV_INLINE {
     sum += weight * reader.vector(source, i / Vectors, i % Vectors);
   });
@@ -72,32 +88,31 @@ PACKEDCONV_INLINE inline void multiply_add(Sums<Rows, Vectors>& sums, Reader rea
 // Adds the products of the nonzeros from `nonzero` to `end`.
 template <int Rows, int Vectors, typename Reader>
 PACKEDCONV_INLINE inline void add_nonzeros(Sums<Rows, Vectors>& sums, Reader reader,
-                                           const float* tile, const Nonzero* nonzero,
-                                           const Nonzero* end) {
+                                           const typename Reader::Item* nonzero,
+                                           const typename Reader::Item* end) {
   // So few sums that each would wait for its last FMA: every second nonzero gets others.
   constexpr bool kSplit = Rows * Vectors <= kFewSums;
   if (kSplit && end - nonzero > 1) {
     Sums<Rows, Vectors> others;
     others.set(Vector{});
     for (; end - nonzero > 1; nonzero += 2) {
-      multiply_add(sums, reader, tile + nonzero[0].offset, nonzero[0].value);
-      multiply_add(others, reader, tile + nonzero[1].offset, nonzero[1].value);
+      multiply_add(sums, reader, nonzero);
+      multiply_add(others, reader, nonzero + 1);
     }
     sums.at.add(others.at);
   }
-  for (; nonzero != end; ++nonzero)
-    multiply_add(sums, reader, tile + nonzero->offset, nonzero->value);
+  for (; nonzero != end; ++nonzero) multiply_add(sums, reader, nonzero);
 }
 
 template <int Rows, int Vectors>
 void compute_loose(const TileWork& work) {
   constexpr std::int64_t kTile = Rows * Vectors * kLanes;
-  const LooseRows<Vectors> reader{work.row_step};
+  const LooseRows<Vectors> reader{work.tile, work.row_step};
   for (std::int64_t channel = 0; channel < work.channels; ++channel) {
     Sums<Rows, Vectors> sums;
     sums.set(broadcast(work.bias ? work.bias[channel] : 0.0f));
     if (work.sums_before != nullptr) sums.add(work.sums_before + channel * kTile);
-    add_nonzeros(sums, reader, work.tile, work.nonzeros + work.starts[channel],
+    add_nonzeros(sums, reader, work.nonzeros + work.starts[channel],
                  work.nonzeros + work.starts[channel + 1]);
     end_channel(work, sums, channel);
   }
@@ -113,8 +128,7 @@ enum class Right { nothing, tile, edges };
 template <int Rows, int Vectors, Right From>
 void compute_aligned(const TileWork& work) {
   constexpr std::int64_t kTile = Rows * Vectors * kLanes;
-  constexpr std::int64_t kRow = Vectors * kLanes;
-  const AlignedRows<Vectors> reader{};
+  const AlignedRows<Vectors> reader{work.tile};
   const std::int64_t edge_floats = work.edge_floats;
   const std::uint32_t* starts = work.starts;
   float* carry = work.carry;
@@ -127,21 +141,21 @@ void compute_aligned(const TileWork& work) {
     edges.each([=](Vector& sum, int) PACKEDCONV_INLINE { sum = broadcast(first); });
     float kept_edges[kEdgeFloats + 1];
     kept_edges[kEdgeFloats] = 0.0f;
-    const Nonzero* nonzero = work.nonzeros + *starts++;
+    const NonzeroWord* word = work.words + *starts++;
     for (int shift = work.shifts; shift > 0; --shift) {
-      const Nonzero* const end = work.nonzeros + *starts++;
+      const NonzeroWord* const end = work.words + *starts++;
       if (From == Right::edges) {
-        for (const Nonzero* i = nonzero; i != end; ++i) {
-          const std::int64_t row = static_cast<std::uint32_t>(i->offset) / kRow;
+        for (const NonzeroWord* i = word; i != end; ++i) {
+          const std::int64_t row = (*i & kOffsetMask) / Vectors;
           const float* const source = work.edges + row * edge_floats;
-          const Vector weight = broadcast(i->value);
+          const Vector weight = reader.value(i);
           edges.each([=](Vector& sum, int j) PACKEDCONV_INLINE {
             sum += weight * load(source + j * kLanes);
           });
         }
       }
-      add_nonzeros(sums, reader, work.tile, nonzero, end);
-      nonzero = end;
+      add_nonzeros(sums, reader, word, end);
+      word = end;
       Shift<Vectors, From != Right::nothing> move{&first, 0, carry, Vector{}};
       if (From == Right::edges) {
         float* const kept = kept_edges;
@@ -159,7 +173,7 @@ void compute_aligned(const TileWork& work) {
       sums.at.each_backward(move);
       carry += kCarryFloats;
     }
-    add_nonzeros(sums, reader, work.tile, nonzero, work.nonzeros + *starts);
+    add_nonzeros(sums, reader, word, work.words + *starts);
     if (work.sums_before != nullptr) sums.add(work.sums_before + channel * kTile);
     end_channel(work, sums, channel);
   }

@@ -24,6 +24,12 @@ struct Nonzero {
   std::int32_t offset;  // floats from the tile's origin to what its first output pixel reads
 };
 
+// The same in half the room, for the aligned path: the value, of which no more than FP16's digits
+// are there, and in the bits below them the offset in vectors.
+typedef std::uint32_t NonzeroWord;
+constexpr int kOffsetBits = 13;
+constexpr NonzeroWord kOffsetMask = (1u << kOffsetBits) - 1u;
+
 // Lanes of one vector in the rows of a tile, and what of an image they show.
 struct LanePart {
   std::int64_t target;              // floats from the row in the first tile to lane 0
@@ -95,7 +101,8 @@ struct PrefetchWork {
 struct TileWork {
   const float* tile;
   std::int64_t row_step;  // floats between what consecutive output rows read; for the loose path
-  const Nonzero* nonzeros;
+  const Nonzero* nonzeros;   // for the loose path
+  const NonzeroWord* words;  // for the aligned one
   // Of each output channel and group of nonzeros, the first of its nonzeros; one more ends
   // the last. Groups come with the shift falling from `shifts` to 0.
   const std::uint32_t* starts;

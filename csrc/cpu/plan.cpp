@@ -141,7 +141,7 @@ void CpuPlan::State::set_naive(const PackedView& packed) {
 void CpuPlan::State::set_tiles(const PackedView& packed, int threads) {
   const bool aligned = schedule.path == CpuPath::aligned;
   geometry = make_geometry(shape, isa->lanes, schedule.rows, schedule.vectors, aligned);
-  schedule.block_channels = std::min(schedule.block_channels, geometry.channels);
+  schedule.block_channels = std::min(schedule.block_channels, geometry.most_block());
   schedule.strip = geometry.carries
                        ? geometry.column_blocks
                        : std::min(schedule.strip, std::max<std::int64_t>(1, geometry.tiles));
@@ -280,6 +280,7 @@ bool CpuPlan::State::try_item(const Item& item, const ThreadMemory& memory, Thre
   TileWork work{};
   work.row_step = geometry.flat ? geometry.vectors * geometry.lanes : geometry.row_step;
   work.nonzeros = weight.nonzeros.data();
+  work.words = weight.words.data();
   work.shifts = geometry.shifts();
   work.edge_floats = geometry.edge_floats;
   work.channels = item.channels;

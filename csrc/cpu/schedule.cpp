@@ -253,8 +253,8 @@ std::vector<CpuSchedule> list_schedules(const Isa& isa, const packedconv_layer_s
       if (!fits(g) || block_bytes(g, g.channels) > kMostCopied) continue;
       schedule.strip = strip_for(g, caches.l2, threads);
       schedule.stream = output_bytes(shape) > kCacheBytes && writes_lines(g, shape);
-      std::vector<std::int64_t> blocks{g.channels};
-      if (block_for(g, caches.l1) < g.channels) blocks.push_back(block_for(g, caches.l1));
+      std::vector<std::int64_t> blocks{g.most_block()};
+      if (block_for(g, caches.l1) < blocks.front()) blocks.push_back(block_for(g, caches.l1));
       for (const std::int64_t block : blocks) {
         schedule.block_channels = block;
         schedule.prefetch = input_bytes(shape) > kCacheBytes;

@@ -38,6 +38,17 @@ inline void store(Vector value, float* target) {
 
 inline Vector broadcast(float value) { return value - Vector{}; }
 
+// The float that has these bits.
+inline float float_at(const std::uint32_t* bits) {
+  typedef float Float __attribute__((may_alias));
+  return *reinterpret_cast<const Float*>(bits);
+}
+
+// Each lane less the bits of the mask.
+inline Vector clear_bits(Vector value, std::uint32_t mask) {
+  return reinterpret_cast<Vector>(reinterpret_cast<Bits>(value) & ~mask);
+}
+
 // Keeps NaN, as torch.relu does: the maximum of x86 is its second operand where one is NaN.
 inline Vector relu(Vector x) {
   const Vector zero{};
