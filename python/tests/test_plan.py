@@ -23,6 +23,9 @@ from packedconv.module import SparseConv2d
 from packedconv.packed import PackedWeight, pack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+needs_aligned = pytest.mark.skipif(
+    _core.isa() not in ("x86_64_v3", "x86_64_v4"), reason="no aligned path"
+)
 
 
 class Case(typing.NamedTuple):
@@ -200,6 +203,58 @@ def test_subnormal_weights_count_at_full_value():
         for schedule in variants_of(packed, case):
             result = compute(case, packed, schedule, image)
             assert bool(((result.double() - expected).abs() <= bound).all()), schedule
+
+
+@pytest.mark.parametrize("isa", _core.isas())
+def test_every_weight_counts_at_full_value(isa, monkeypatch):
+    """All nonzero numbers that FP16 has, each by itself the sum of an output."""
+    monkeypatch.setenv("PACKEDCONV_ISA", isa)
+    positive = torch.arange(1, 0x7C00, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    values = torch.cat([positive, -positive, torch.ones(2)]).float()
+    case = Case((62, 62, 1, 1), (1024, 62, 1, 1))
+    with pytest.warns(UserWarning, match="subnormals"):
+        packed = pack(values.reshape(1024, 62, 1, 1))
+    # Image n shows channel n alone.
+    image = torch.eye(62).reshape(case.input_shape)
+    expected = values.reshape(1024, 62).T
+    for schedule in variants_of(packed, case):
+        out = compute(case, packed, schedule, image)
+        assert torch.equal(out.reshape(62, 1024), expected), schedule
+
+
+@needs_aligned
+def test_a_block_is_no_larger_than_its_words_can_reach():
+    """13 bits of a word count vectors of a tile."""
+    case = Case((1, 1400, 3, 50), (2, 1400, 1, 1))
+    packed, image = weight_of(case), image_of(case)
+    expected, bound = reference_and_bound(image, packed, None, None, case.options)
+    asked = {**schedules_of(packed, case)[0], "path": "aligned", "rows": 7, "vectors": 1}
+    reached = {}
+    for channels in (1400, 1171, 1170, 1000):
+        schedule = {**asked, "block_channels": channels}
+        made = packed.plan(case.input_shape, schedule=schedule)
+        reached[channels] = made.schedule["block_channels"]
+        out = compute(case, packed, schedule, image)
+        assert bool(((out - expected).abs() <= bound).all()), schedule
+    assert reached == {1400: 1170, 1171: 1170, 1170: 1170, 1000: 1000}
+    for schedule in schedules_of(packed, case):
+        if schedule["path"] == "aligned":
+            vectors = schedule["rows"] * schedule["vectors"] * schedule["block_channels"]
+            assert vectors <= 1 << 13, schedule
+
+
+@needs_aligned
+def test_a_tile_that_words_cannot_reach_all_of_is_loose():
+    case = Case((1, 1, 4100, 40), (2, 1, 3, 3), {"padding": (2048, 1), "dilation": (2048, 1)})
+    packed, image = weight_of(case), image_of(case)
+    listed = schedules_of(packed, case)
+    assert {schedule["path"] for schedule in listed if schedule["vectors"] > 1} == {"loose"}
+    expected, bound = reference_and_bound(image, packed, None, None, case.options)
+    out = compute(case, packed, None, image)
+    assert bool(((out - expected).abs() <= bound).all())
+    schedule = {**listed[0], "path": "aligned", "rows": 4, "vectors": 2}
+    with pytest.raises(ValueError, match=r"schedule: expected path loose or naive, since the ali"):
+        packed.plan(case.input_shape, schedule=schedule, **case.options)
 
 
 # What a plan shows.
