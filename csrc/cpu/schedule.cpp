@@ -15,6 +15,7 @@ namespace {
 // everything else out of them.
 constexpr std::int64_t kCacheBytes = 4 << 20;
 constexpr std::int64_t kItemsPerThread = 4;
+constexpr std::int64_t kLineBytes = 64;
 // Bytes of the copy that a thread works with, above which tiles are no way to compute a layer.
 constexpr std::int64_t kMostCopied = 256 << 20;
 // Of the first cache for the input of a block; the rest passes through.
@@ -45,7 +46,6 @@ constexpr Costs kLongVectorCosts{0.86, 0.97, 4.0, 1.63, 2.18, 17.4, 0.44, 2.41, 
 // AMD Zen 3 with AVX2.
 constexpr Costs kShortVectorCosts{1.86, 0.72, 4.0, 1.63, 1.88, 16.4, 0.43, 2.1,  4.0,
                                   1.89, 7.4,  6.5, 2.1,  11.3, 8.5,  2.5,  16.0, 0.25};
-constexpr std::int64_t kLineBytes = 64;
 
 const Costs& costs_of(const Isa& isa) {
   return isa.lanes * static_cast<std::int64_t>(sizeof(float)) < kLineBytes ? kShortVectorCosts
@@ -127,9 +127,9 @@ double estimate_cycles(const CpuSchedule& schedule, const Isa& isa,
   const std::int64_t strips =
       ceil_div(std::max<std::int64_t>(1, g.tiles), strip) * shape.groups;
 
-  // A load costs two where it crosses a line of 64 bytes, as it does at all addresses but one
-  // in 16 when it is as long as a line.
-  const double crossing = isa.lanes * 4.0 / 64.0 * 15.0 / 16.0;
+  // A load costs two where it crosses a line, as it does at all addresses but one in 16 when it
+  // is as long as a line.
+  const double crossing = isa.lanes * 4.0 / kLineBytes * 15.0 / 16.0;
   const bool anywhere = schedule.path == CpuPath::loose &&
                         (shape.kernel_width > 1 || g.row_step % isa.lanes != 0);
   double per_nonzero = cost.nonzero + sums * cost.sum * (anywhere ? 1.0 + crossing : 1.0);
